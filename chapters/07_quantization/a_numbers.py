@@ -69,7 +69,8 @@ widgets.predict("07a-outlier", "Share of 4,096 weights that is not 0, with one o
 # - Using one rule for the furniture of each room, and not one for the whole house, is a **group size**. Each rule costs
 #   a scale that has to be stored as well.
 #
-# All of quantization is about these three: where the marks are, who shares a scale, and who chooses the code.
+# All of quantization is about these three: where the marks are, what shares a scale, and how the code is
+# chosen.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -132,7 +133,7 @@ widgets.reveal("07a-outlier", 100 * left)
 # Nothing was cut off: the outlier itself is stored exactly. It is *the others* that lost their digits, since everything
 # within half a scale of zero becomes zero.
 #
-# So who shares a scale matters. Smaller groups keep an outlier's harm to its neighbours, and cost more scales. **With
+# So what shares a scale matters. Smaller groups keep an outlier's harm to its neighbours, and cost more scales. **With
 # groups of 32 and a scale of 16 bits for each: how many bits per weight?**
 
 # %% name="scratch-groups-predict"
@@ -175,6 +176,34 @@ print("E4M3, the last eight:", values_of(4, 3, bias=7)[-8:])
 # E2M1 is FP4, and that is all of it. In E4M3 the very last code, which would be 480, is taken for NaN, so its largest
 # value is 448. <!-- printed: scratch-float -->
 #
+# Both are standards of the Open Compute Project (**OCP**), and so are its **MX** formats: 32 values share a scale that is
+# a power of two (E8M0: eight exponent bits and nothing else). MXFP4 has E2M1 values, MXFP8 has E4M3. The 6-bit floats
+# (FP6) are of this family, too. All formats of this chapter, and those that they are compared with:
+
+# %% name="scratch-formats"
+FLOATS = {  # exponent bits, mantissa bits, and what is left of the largest exponent for numbers
+    "FP32": (8, 23, "nothing"), "TF32": (8, 10, "nothing"), "BF16": (8, 7, "nothing"), "FP16": (5, 10, "nothing"),
+    "E5M2": (5, 2, "nothing"), "E4M3": (4, 3, "all but one"), "FP6 E3M2": (3, 2, "all"), "FP6 E2M3": (2, 3, "all"),
+    "E2M1": (2, 1, "all"),
+}  # fmt: skip
+rows, reach = [], {}
+for name, (e, m, left) in FLOATS.items():
+    bias = 2 ** (e - 1) - 1
+    top = {"nothing": (2 - 2**-m) / 2, "all": 2 - 2**-m, "all but one": 2 - 2 * 2**-m}[left]
+    reach[name] = top * 2.0 ** (bias + 1)
+    rows.append([name, 1 + e + m, e, m, f"{reach[name]:,.4g}", f"{2.0 ** (1 - bias - m):.2g}", f"{2.0**-m:.2g}"])
+for bits in (8, 4, 2):
+    rows.append([f"INT{bits}", bits, "-", "-", 2 ** (bits - 1) - 1, 1, 1])
+kinds = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16, "E5M2": torch.float8_e5m2}
+assert all(reach[name] == torch.finfo(kind).max for name, kind in kinds.items())
+assert reach["E4M3"] == 448
+assert reach["E2M1"] == max(values_of(2, 1, bias=1))
+widgets.table(rows, ["format", "bits", "exponent", "mantissa", "largest", "smallest above 0", "step above 1"])
+
+# %% [markdown] name="scratch-formats-reading"
+# Exponent bits are range, mantissa bits are digits. TF32 is how tensor cores read FP32: it has FP32's range and FP16's
+# digits, and is stored in 32 bits.
+#
 # Four bits are half a byte, and memory has no half bytes. Two codes share one:
 
 # %% name="scratch-pack"
@@ -187,7 +216,9 @@ assert (np.stack((packed & 15, packed >> 4), 1) == pairs).all()
 # ## 4. The same thing inside the engine
 #
 # `quantization="int4"` rounds each tensor when it arrives from the checkpoint: 4-bit codes from −8 to 7, a scale for each
-# 128 inputs or less. Its function, on a layer of the course model:
+# 128 inputs or less. With codes from −8 to 7 the scale is the largest magnitude / 7.5: the largest then lies half a scale
+# beyond 7, or half-way between −8 and −7, and moves by half a scale at most, like any other. The function, on a layer of
+# the course model: <!-- stands: reference_impl/models/quantization/rounding.py -->
 
 # %% name="engine-int4"
 codes, scales = quantize_int4(weight, 128, torch.float32)
@@ -246,7 +277,7 @@ widgets.table(rows, ["tensor", "largest / rms", "INT8", "E4M3", "E5M2", "E4M3 ov
 # %% [markdown] name="measure-reading"
 # Equal steps are finer where the largest value is not far from the typical one. A float's *relative* step is the same at
 # every size, so an outlier costs it little: its error hardly changes from row to row of the table. INT8's grows with the
-# largest. E5M2 has half the digits and more range than a scaled tensor can use.
+# largest. E5M2 has a mantissa bit less, so twice the error, and more range than a scaled tensor can use.
 #
 # The same trade at 4 bits, with the scale's own format as a second choice: MXFP4 has a power of two (E8M0) for every 32
 # values, NVFP4 an E4M3 number for every 16. **How many times as large is MXFP4's error on normal numbers as NVFP4's?**
@@ -260,6 +291,7 @@ KINDS = {
     "INT4, groups of 32": ("int4", 32, "exact"),
     "NF4, groups of 64": ("nf4", 64, "exact"),
     "MXFP4": ("e2m1", 32, "e8m0"),
+    "MXFP4 with NVFP4's scales": ("e2m1", 32, "e4m3"),
     "NVFP4": ("e2m1", 16, "e4m3"),
 }
 rows, by_kind = [], {}
@@ -272,12 +304,15 @@ widgets.table(rows, ["format", "bits a value", *tensors])
 
 # %% [markdown] name="measure-four-reading"
 # A power of two is up to half as much again too large for its group, or up to a quarter too small, and then the group's
-# largest value is cut off: that, and the larger groups, are the difference between the two. Bits and error together make the choice, and the plot shows it: lower left
-# is better.
+# largest value is cut off. On normal numbers that is most of the difference between the two, and the larger groups are
+# the rest: the row between them has E4M3 scales for groups of 32. (NVFP4's E4M3 scales have a range of their own: one
+# number for the tensor puts it where it is needed.) Bits and error together make the choice, and the plot shows it: lower
+# left is better. With powers of two smaller groups do not help.
 
 # %% name="measure-plot" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.2)
 ax = fig.subplots()
+shown = {}
 for name, scale, colour, marker in (
     ("int4", "exact", BLUE, "o"),
     ("nf4", "exact", ORANGE, "s"),
@@ -286,14 +321,16 @@ for name, scale, colour, marker in (
 ):
     sizes = (256, 128, 64, 32, 16)
     bits = [theory.stored_bits(name, size, scale) for size in sizes]
-    errors = [theory.relative_error(normal, theory.rounded(normal, name, size, scale)) for size in sizes]
-    ax.plot(bits, [100 * e for e in errors], marker + "-", color=colour, label=f"{name}, scales {scale}")
+    errors = [100 * theory.relative_error(normal, theory.rounded(normal, name, size, scale)) for size in sizes]
+    ax.plot(bits, errors, marker + "-", color=colour, label=f"{name}, scales {scale}")
+    shown[name, scale] = f"{errors[0]:.1f} % for groups of 256, {errors[-1]:.1f} % for groups of 16"
 tidy(ax, "bits a value, scales included", "error, % of the rms")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Error over bits per value for groups of 256 down to 16 normal numbers. Smaller groups cost bits and lower the error. "
-    "E2M1 with E4M3 scales has few bits even in small groups; with powers of two its error is larger throughout.",
+    "Error over bits per value for groups of 256 down to 16 normal numbers. Smaller groups cost bits and lower the error, "
+    f"but not with powers of two for scales: E2M1 with E8M0 has {shown['e2m1', 'e8m0']}, with E4M3 scales "
+    f"{shown['e2m1', 'e4m3']}.",
 )
 
 # %% [markdown] name="explore"
@@ -314,19 +351,24 @@ widgets.rounding(rows_of_128)
 # cure for what that does to the rest, and has an error of its own. One outlier of 100 among 4,096 normal weights:
 
 # %% name="errata-clip"
-x = normal[:1].copy()
-x[0, 7] = 100.0
+x, more = normal[:1].copy(), normal[:4].reshape(1, -1).copy()  # 4,096 and 16,384 weights
+x[0, 7] = more[0, 7] = 100.0
 rows = []
 for clip in (1.0, 0.5, 0.1, 0.03):
-    y = theory.rounded(x, "int4", clip=clip)
+    y, y_more = theory.rounded(x, "int4", clip=clip), theory.rounded(more, "int4", clip=clip)
     rest = np.delete(x, 7), np.delete(y, 7)
-    rows.append([clip, f"{y[0, 7]:.0f}", f"{theory.relative_error(*rest):.0%}", f"{np.square(y - x).sum():,.0f}"])
+    squares = (f"{np.square(now - before).sum():,.0f}" for now, before in ((y, x), (y_more, more)))
+    rows.append([clip, f"{y[0, 7]:.0f}", f"{theory.relative_error(*rest):.0%}", *squares])
 assert float(rows[0][1]) == 100
-widgets.table(rows, ["scale made for this share", "the outlier becomes", "error of the others", "squared error, all"])
+print(f"the outlier's square: {100.0**2:,.0f}")
+head = ["scale made for this share", "the outlier becomes", "error of the others"]
+widgets.table(rows, [*head, "squared error, all 4,096", "the same among 16,384"])
 
 # %% [markdown] name="errata-clip-reading"
-# The others come back only when the outlier is gone, and then its own error is larger than all theirs together. A group,
-# a scale per channel, or taking the outlier out avoids the choice. That is what the methods of `c_methods` do.
+# The others come back only when the outlier is gone. Losing an outlier of magnitude $m$ costs about $m^2$, losing $N$
+# others of standard deviation 1 costs about $N$: here 10,000 against 4,096, so clipping does not pay. Among more than
+# 10,000 such weights it does: the last column, and section 6. A group, a scale per channel, or taking the outlier out
+# avoids the choice. That is what the methods of `c_methods` do.
 #
 # **"NVFP4 makes weights 3.5 times smaller, and a cache a quarter."** (E07.2) The same format has the same bits in both:
 # $4 + 8/16 = 4.5$. The one 32-bit scale of the tensor does not count.
@@ -377,7 +419,9 @@ widgets.table(rows, ["format", "scale from these values", "scale from other data
 
 # %% [markdown] name="errata-static-reading"
 # What FP8 has is range: with a dynamic scale its error stays the same on heavy tails. A static scale that is too small
-# cuts the same values off in both.
+# cuts the same values off in both. (Training has a third kind, *delayed scaling*, as in NVIDIA's Transformer Engine: the
+# scale comes from the largest magnitudes of the last steps. It saves a pass over the tensor, and cuts off what is larger
+# than they were.)
 #
 # **"Ternary weights have 2 bits."** (E07.10) Three states carry $\log_2 3$ bits; two are what storing them one by one
 # takes. Five of them fit a byte, since $3^5 = 243$:
@@ -402,16 +446,19 @@ for size in (32, 64, 256, 4096):
     scaled = blocks / np.abs(blocks).max(1, keepdims=True)
     best = theory.lloyd_max(scaled, 16)
     errors = [theory.relative_error(scaled, theory.nearest(scaled, v)) for v in (best, theory.nf4_values(), int4 / 7)]
+    step = -np.take_along_axis(scaled, np.abs(scaled).argmax(1)[:, None], 1) / 8  # the largest, of its sign, becomes -8
+    errors.append(theory.relative_error(scaled, np.clip(np.round(scaled / step), -8, 7) * step))
     more[size] = 100 * (errors[1] / errors[0] - 1)
     rows.append([size, *(f"{error:.2%}" for error in errors), f"{more[size]:.0f} %"])
 assert min(more.values()) > 0
 widgets.reveal("07a-nf4", more[64])
-widgets.table(rows, ["block size", "best 16 values", "NF4", "INT4", "NF4 above the best"])
+widgets.table(rows, ["block size", "best 16 values", "NF4", "−7 to 7", "−8 to 7", "NF4 above the best"])
 
 # %% [markdown] name="errata-nf4-reading"
-# The best values depend on the block size, and NF4 is one list for all. It is better than equal steps for normal weights,
-# and it is not optimal (Yoshida 2023 made the argument). Whether it beats INT4 at equal bits, scales counted, is
-# measured, as in the table of section 5.
+# The best values depend on the block size, and NF4 is one list for all. For normal weights it is better than equal steps
+# from −7 to 7 at these block sizes; where the largest is put on −8, so that all 16 codes are used (llama.cpp's Q4_0), it is
+# better from 64 on, and not at 32. It is not optimal (Yoshida 2023 made the argument). Whether it beats INT4 at equal
+# bits, scales counted, is measured, as in the table of section 5.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -421,7 +468,7 @@ widgets.table(rows, ["block size", "best 16 values", "NF4", "INT4", "NF4 above t
 # **Weights alone in 4 bits** are mostly INT4 in groups of 128 (the layouts of GPTQ and AWQ, and compressed-tensors'
 # `pack-quantized`); **vLLM** and **SGLang** read them all. **FP8** checkpoints have E4M3 weights with a scale per tensor,
 # per output or per block of 128 × 128 (DeepSeek-V3 was trained in the last). **MXFP4** came with gpt-oss: the experts in
-# E2M1, attention in 16 bits. **NVFP4** is what NVIDIA publishes for Blackwell. **NF4** is bitsandbytes', for fine-tuning
+# MXFP4, attention in 16 bits. **NVFP4** is what NVIDIA publishes for Blackwell. **NF4** is bitsandbytes', for fine-tuning
 # (QLoRA). **llama.cpp** has formats of its own: Q4_0 is INT4 in groups of 32 with a 16-bit scale, Q4_K has groups of 32
 # in blocks of 256 whose scales are in 6 bits.
 #
@@ -432,7 +479,7 @@ widgets.table(rows, ["block size", "best 16 values", "NF4", "INT4", "NF4 above t
 for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
     info = torch.finfo(kind)
     print(
-        f"{name}: largest {info.max:.3g}, step behind 1: {info.eps:.2g}, 70000 becomes {torch.tensor(7e4, dtype=kind)}"
+        f"{name}: largest {info.max:.3g}, step above 1: {info.eps:.2g}, 70000 becomes {torch.tensor(7e4, dtype=kind)}"
     )
 
 # %% [markdown] name="quiz-text"

@@ -29,7 +29,7 @@ PLAIN = (16, "bf16", 2)  # bits of a weight, arithmetic, bytes of a cached value
 KINDS = {
     "weights in 4 bits": (INT4, "bf16", 2),
     "weights in 8 bits": (8, "bf16", 2),
-    "weights and arithmetic in FP8": (8, "fp8", 2),
+    "weights and arithmetic in FP8": (8, "fp8", 2),  # attention's arithmetic, too
     "cache in 8 bits": (16, "bf16", 1),
 }
 
@@ -74,11 +74,14 @@ widgets.reveal("07b-gain", before.bound / after.bound)
 #
 # - **Bytes per step**: a decode step reads all weights, and each request's cache. Fewer bits, fewer bytes.
 # - **Fit**: what is smaller leaves room for the cache, or fits at all.
-# - **Arithmetic**: tensor cores multiply FP8 and INT8 at twice the rate of BF16, *if both sides are in 8 bits*.
+# - **Arithmetic**: tensor cores multiply FP8 and INT8 faster than BF16, *if both sides are in 8 bits*: on data-centre GPUs
+#   at twice the rate. (Not every GPU has both. A GeForce multiplies INT8, and a B200 FP4, at four times the rate: section
+#   8 has the table.)
 #
-# What is quantized decides which of the three you get. **Weights alone** (W4A16, W8A16): bytes and fit; the product is
-# computed in 16 bits, after unpacking. **Weights and activations** (W8A8, FP8): all three. **The cache**: bytes and fit of
-# long contexts and large batches.
+# What is quantized decides which of the three you get. The names count bits: W4A16 has weights in 4 bits and activations
+# in 16. **Weights alone** (W4A16, W8A16): bytes and fit; the product is computed in 16 bits, after unpacking. **Weights
+# and activations** (W8A8, in INT8 or FP8; W4A4, in NVFP4 on Blackwell): all three. **The cache**: bytes and fit of long
+# contexts and large batches.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.0)
@@ -126,7 +129,7 @@ assert torch.allclose(mine, engine, atol=1e-4)
 
 # %% [markdown] name="scratch-w8a8-text"
 # Weights and activations. Both are integers, so the product of the codes is exact in 32-bit integers, and the two scales
-# are applied once to the result. That is what integer tensor cores do at twice the rate:
+# are applied once to the result. That is what integer tensor cores do:
 
 
 # %% name="scratch-w8a8"
@@ -157,7 +160,7 @@ for name, y in (("weights in INT8", alone), ("weights and activations", both), (
 print(inspect.getsource(gemm_w4a16))
 
 # %% [markdown] name="engine-text-2"
-# A model says what it holds. The same prompt, greedy, with each kind of weights, and where the text changes:
+# The same prompt, greedy, with each kind of weights: the bytes that the linear layers hold, and where the text changes:
 
 # %% name="engine-texts"
 prompt = "def read_lines(path):\n"
@@ -201,19 +204,31 @@ widgets.table(rows, ["8B on an H100", "context", *(f"batch {b}" for b in sizes)]
 # left. (At the limits of the hardware. A real kernel reaches less of the peak, so arithmetic counts sooner.) In prefill
 # arithmetic counts at once:
 
+
 # %% name="measure-prefill"
-rows = []
-for name, precision, bits in (("16 bits", "bf16", 16), ("INT4 weights", "bf16", INT4), ("FP8", "fp8", 8)):
+def first_token(tokens, bits, precision="bf16"):
     read = kv_cache.read_bytes(L8, bits, embedding_bits=16)
-    ttft = latency.prefill_seconds(L8, 4000, H100, precision, weights=read)
-    tpot = latency.decode_seconds(L8, 4000, H100, 1, precision, weights=read)
-    rows.append([name, format_seconds(float(ttft)), format_seconds(float(tpot))])
-widgets.table(rows, ["8B on an H100", "TTFT, prompt of 4,000 alone", "TPOT, batch 1"])
+    return float(latency.prefill_seconds(L8, tokens, H100, precision, weights=read))
+
+
+rows = []
+for name, kind in {"16 bits": PLAIN, **KINDS}.items():
+    tpots = [step(kind, batch, 4000).bound for batch in (1, 32)]
+    rows.append([name, *map(format_seconds, (first_token(4000, *kind[:2]), *tpots))])
+attention = latency.flops_per_pair(L8)[0] * latency.causal_pairs(4000)
+others = latency.engine_pass_flops(L8, 4000) - attention
+split = others / H100.peak("fp8") + attention / H100.peak("bf16")
+no_gain = next(n for n in range(1, 4000) if first_token(n, INT4) == first_token(n, 16))
+print(f"FP8, but attention in BF16: TTFT {format_seconds(split)}")
+print(f"weights in 4 bits: no gain in TTFT from {no_gain} tokens of prompt on")
+widgets.table(rows, ["8B on an H100", "TTFT, prompt of 4,000 alone", "TPOT at 4,000, batch 1", "batch 32"])
 
 # %% [markdown] name="measure-prefill-reading"
-# Weights in 4 bits do nothing for the time to the first token (and their unpacking costs a little, which a bound does not
-# show). And here, on this machine? torch has products for 4- and 8-bit weights on CPUs. The course model in bfloat16, one
-# request and sixteen:
+# Weights alone, in 4 bits or in 8, do nothing for the time to the first token of a long prompt: from where on, the cell
+# prints. (Their unpacking costs a little, which a bound does not show.) FP8 halves it if attention is computed in FP8 as
+# well; many engines compute it in BF16. TPOT is the other way round: at batch 1 it is nearly all weights, and in a batch
+# of 32 an 8-bit cache gains more than 8-bit weights. And here, on this machine? torch has products for 4- and 8-bit weights
+# on CPUs. The course model in bfloat16, one request and sixteen:
 
 
 # %% name="measure-here"
@@ -263,8 +278,8 @@ assert all(rows[i][1] > rows[i + 1][1] for i in range(len(rows) - 1))
 widgets.table([[name, f"{value:.2f}"] for name, value in rows], ["counted", "times fewer bytes"])
 
 # %% [markdown] name="errata-users-text"
-# **"An 8-bit cache doubles the number of users at once."** (E07.8) It doubles the tokens of cache that fit, exactly with one scale for a tensor. Users
-# double if it was the cache that limited them; speed follows only as far as a step reads the cache. **One request at a
+# **"An 8-bit cache doubles the number of users at once."** (E07.8) It doubles the tokens of cache that fit, exactly with
+# one scale for a tensor. Users double if it was the cache that limited them; speed follows only as far as a step reads the cache. **One request at a
 # context of 2,048: how many percent faster is a step with an 8-bit cache?**
 
 # %% name="errata-users-predict"
@@ -298,11 +313,18 @@ for machine in DEVICES.values():
 widgets.table(rows, ["dense peak, 10^12 operations/s", *names, "2:4 sparsity"])
 
 # %% [markdown] name="production-reading"
-# **Marlin** (IST Austria, in vLLM) is the best known W4A16 kernel: near the ideal up to a batch of 16 to 32, where
-# kernels before it had lost their gain at 1 or 2. <!-- source: Marlin's README and paper (Frantar et al. 2024) -->
-# **vLLM**, **SGLang** and **TensorRT-LLM** take FP8 checkpoints and can quantize to FP8 while they load; all three have an
-# FP8 cache. For a first choice on Hopper: FP8 for a server with large batches, INT4 weights for one user or where the
+# **Marlin** (IST Austria, in vLLM) is the best known W4A16 kernel: near the ideal up to a batch of 16 to 32 on an
+# A10, where kernels before it had lost their gain at 1 or 2.
+# <!-- source: Marlin's README and paper (Frantar et al. 2024) -->
+# **vLLM**, **SGLang** and **TensorRT-LLM** take FP8 checkpoints, and vLLM and SGLang can also quantize to FP8 while they
+# load; all three have an FP8 cache. For a first choice on Hopper: FP8 for a server with large batches, INT4 weights for one user or where the
 # model would not fit otherwise, an FP8 cache for long contexts, each judged on your own task.
+#
+# What the table leaves out: the tensor cores of Turing and Ampere multiply INT4, too, Hopper's no longer; Blackwell's
+# multiply FP6, at the rate of FP8. Few engines use either: 4-bit *integer* activations need rotation or the like
+# (`c_methods`), and FP6 saves little over FP8. Emulation costs instructions: each weight is unpacked once for each tile of rows that it meets. In a
+# small batch they run while the next weights are on their way; in prefill they come on top.
+# <!-- source: NVIDIA's white papers on the Turing, Ampere, Hopper and Blackwell architectures -->
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

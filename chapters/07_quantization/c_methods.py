@@ -1,8 +1,8 @@
 # %% [markdown] name="title"
 # # 07c · Which code to choose: GPTQ, AWQ, SmoothQuant, rotation
 #
-# About 45 minutes. You need `a_numbers`. There a weight got the nearest code. This notebook is about methods that know
-# what the layer will be given, and use it: with the same format and the same bits they lose less.
+# About 45 minutes. You need `a_numbers`. There a weight got the nearest code. This notebook is about methods that use
+# what the layer will be given: with the same format and the same bits they lose less.
 
 # %% name="setup"
 import argparse
@@ -15,10 +15,10 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, RED, figure, show, tidy
 from reference_impl import LLM, course_model
-from reference_impl.bench.quality import compare, windows_of
+from reference_impl.bench.quality import bootstrap, logprobs, windows_of
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization import gptq as engine_gptq
-from reference_impl.models.quantization.awq import candidate, rounded, scaled_error, search_scales
+from reference_impl.models.quantization.awq import candidate, rounded, scaled_error, search_clipping, search_scales
 from reference_impl.models.quantization.by_layer import Layers
 from reference_impl.models.quantization.calibration import Rows, Statistics, calibration_tokens
 from reference_impl.models.quantization.folding import folds, matrix
@@ -84,8 +84,8 @@ exact = x @ weight.T
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# In layer 3 of the course model, gate and up together are a matrix of 1,536 × 256. Rounded to nearest, in INT4 with a
-# scale for every 128 inputs, its *outputs* on 1,024 tokens of text are wrong by this much: <!-- printed: question-rtn -->
+# In layer 3 of the course model, gate and up together are a matrix of 1,536 × 256. Rounded to nearest (**RTN**), in INT4
+# with a scale for every 128 inputs, its *outputs* on 1,024 tokens of text are wrong by this much: <!-- printed: question-rtn -->
 
 # %% name="question-rtn"
 nearest = rounded(weight, INT4)
@@ -93,8 +93,9 @@ rtn = off(x @ nearest.T, exact)
 print(f"weight {tuple(weight.shape)}, {len(x):,} tokens; the outputs' error {rtn:.1f} %")
 
 # %% [markdown] name="question-text"
-# GPTQ keeps the format, the bits, and **every scale**. All that it does is choose other codes: some weights go to a code
-# that is *not* the nearest. What is the error of the outputs then?
+# GPTQ keeps the format, the bits, and here **every scale**. All that it does is choose other codes: some weights go to a
+# code that is *not* the nearest. What is the error of the outputs then? (Scales that stay are called *static groups*; the
+# authors' code, by default, fits a group's scale anew when it gets there.)
 
 # %% name="predict"
 widgets.predict("07c-gptq", "Error of the outputs with GPTQ, same scales, other codes?", "%")
@@ -111,12 +112,12 @@ widgets.reveal("07c-gptq", with_gptq)
 #
 # A shop rounds every price to whole coins. Rounding each by itself, a basket of fifty small things may be off by several
 # coins. A good cashier keeps the remainder in her head and adds it to the next price before she rounds that: no price is
-# nearer to the truth than before, most are further, and the *sum* is never off by more than one.
+# nearer to the truth than before, about one in four is further, and the *sum* is never off by more than half a coin.
 #
 # A layer's output is a sum, so what counts is not how far each weight moved. Four ideas follow from that:
 #
 # - **GPTQ** carries each column's remainder over to the columns not yet rounded.
-# - **AWQ** asks which inputs are large, and gives *their* weights finer steps.
+# - **AWQ** gives the weights of *large inputs* finer steps.
 # - **SmoothQuant** is for layers whose activations are rounded, too: it moves the difficulty from one side of the product
 #   to the other.
 # - **Rotation** mixes the inputs, so that none is large.
@@ -127,28 +128,34 @@ widgets.reveal("07c-gptq", with_gptq)
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.7)
 ax = fig.subplots()
+random, thirds = torch.Generator().manual_seed(0), []
 for name, colour, style in (("qkv_proj", BLUE, "-"), ("gate_up_proj", GREEN, "--"), ("down_proj", ORANGE, "-.")):
     seen = inputs_of(layer3, name, rows3)
-    energy = torch.linalg.eigvalsh(seen.T @ seen).flip(0)
-    share = 100 * energy.cumsum(0) / energy.sum()
-    ax.plot(torch.arange(1, len(share) + 1) * 100 / len(share), share, style, color=colour, label=f"inputs of {name}")
-ax.plot([0, 100], [0, 100], ":", color=RED, label="if inputs were independent and alike")
+    apart = torch.stack([column[torch.randperm(len(column), generator=random)] for column in seen.T], 1)
+    for inputs, line, label in ((seen, style, f"inputs of {name}"), (apart, ":", "the same, each shuffled by itself")):
+        energy = torch.linalg.eigvalsh(inputs.T @ inputs).flip(0)
+        share = 100 * energy.cumsum(0) / energy.sum()
+        ax.plot(torch.arange(1, len(share) + 1) * 100 / len(share), share, line, color=colour, label=label)
+        thirds.append(f"{share[len(share) // 3 - 1]:.0f} %")
 tidy(ax, "directions, % of all, the strongest first", "% of the inputs' energy")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Share of the energy of a layer's inputs in its strongest directions. For all three matrices a third of the "
-    "directions has nearly nine tenths of it, far from the straight line of independent inputs. That is what GPTQ uses.",
+    "Share of the energy of a layer's inputs in its strongest directions. A third of the directions has "
+    f"{thirds[0]}, {thirds[2]} and {thirds[4]} of it for the three matrices. With each column shuffled by itself it is "
+    f"{thirds[1]}, {thirds[3]} and {thirds[5]}. GPTQ uses the difference.",
 )
 
 # %% [markdown] name="idea-reading"
-# A layer's inputs do not go everywhere: a third of all directions has nearly nine tenths of their energy. An error of the
-# weights that points elsewhere costs little, so there is a lot of room to put errors where hardly an input sees them.
+# A layer's inputs do not go everywhere: a third of all directions has nearly nine tenths of their energy. Part of this is
+# that inputs differ in size, and part is chance in 1,024 tokens. Both are left when each input's column is shuffled by
+# itself (dotted). The distance between the two lines is what GPTQ uses: inputs that go together. An error of the weights
+# that points elsewhere costs little, so there is room to put errors where hardly any input meets them.
 #
 # ## 3. From scratch
 #
 # What a method has to know of the inputs fits into one matrix. With $D = W - \hat W$ the squared error of the outputs is
-# $\lVert X D^T \rVert^2 = \operatorname{tr}(D H D^T)$, where $H = X^T X$:
+# $\lVert X D^T \rVert^2 = \operatorname{tr}(D H D^T)$, where $H = X^T X$ is the **Gram matrix** of the inputs:
 
 # %% name="scratch-gram"
 difference = weight - nearest
@@ -188,8 +195,11 @@ widgets.reveal("07c-second", float(moved))
 #
 # $$-\frac{w_i - q_i}{[H^{-1}]_{ii}} \, [H^{-1}]_{ij}$$
 #
-# and column $i$ is then taken out of $H^{-1}$ by one step of Gaussian elimination. All rows of a matrix have the same
-# inputs, so they share $H^{-1}$ and go through the columns in one order:
+# and column $i$ is then taken out of $H^{-1}$ by one step of Gaussian elimination. Where $[H^{-1}]_{ij}$ is 0, as it is for
+# inputs that have nothing to do with each other, nothing is carried over, and GPTQ is rounding to nearest. All rows of a
+# matrix have the same inputs, so they share $H^{-1}$ and go through the columns in one order. (*Damping*: a hundredth of the
+# mean of $H$'s diagonal is added to it first, so that there is an inverse even where the calibration rows leave directions
+# out.)
 
 
 # %% name="scratch-gptq"
@@ -197,7 +207,7 @@ def gptq_by_hand(weight, gram, group_size, damping=0.01):
     """Codes [out, in] from -8 to 7, and what they stand for. One column after another, all rows at once."""
     w, out = weight.double().clone(), torch.empty_like(weight)
     largest = weight.unflatten(1, (-1, group_size)).abs().amax(-1)
-    scales = (largest / 7.5).bfloat16().float()  # of the weight as it was: RTN's scales
+    scales = (largest / 7.5).bfloat16().float()  # of the weight as it was: those of rounding to nearest (a_numbers)
     h = gram.double() + damping * gram.diagonal().mean() * torch.eye(len(gram))
     inverse = torch.linalg.inv(h)
     for i in range(len(gram)):
@@ -229,9 +239,11 @@ assert ratio > 1 > with_gptq / rtn
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# `inferlab quantize --method gptq` does this, with a shortcut. All the rows of $H^{-1}$ that the loop needs, one after
-# the other, are the rows of its upper Cholesky factor, so they are computed once; and columns far to the right are
-# changed a block at a time, in one product. The inner loop:
+# `inferlab quantize --method gptq` does this, with a shortcut. The rows of $H^{-1}$ that the loop needs, one after the
+# other, each divided by the root of its diagonal element, are the rows of its upper Cholesky factor, so they are computed
+# once. (The code divides by that root in `error`, and the row is divided by it already: together that is the division by
+# $[H^{-1}]_{ii}$ of the formula.) And columns far to the right are changed a block at a time, in one product. The inner
+# loop:
 
 # %% name="engine-source"
 print(inspect.getsource(engine_gptq._round_block))
@@ -256,7 +268,7 @@ widgets.table(rows, ["error of the outputs", "RTN", "GPTQ", "GPTQ, large inputs 
 # ### AWQ: which inputs matter
 #
 # Large models have a few input channels that are up to a hundred times as large as the rest, in every token. The course
-# model has none behind its norms. So three are **planted**, by a change that is exact: the norm's weight is multiplied by
+# model has none after its norms. So three are **planted**, by a change that is exact: the norm's weight is multiplied by
 # 10 in three channels, and the next matrix' columns are divided by 10 there. The function of the layer is the same, and
 # so is the model; only what is multiplied by what has changed. <!-- source: SmoothQuant's paper, section 3 -->
 # <!-- printed: awq-plant -->
@@ -308,8 +320,11 @@ for name, (seen, original) in {"as trained": (x, weight), "with planted channels
         100 * (scaled_error(original, candidate(mean_abs, step / 20), h, INT4) / whole) ** 0.5 for step in range(20)
     ]
     s = search_scales([original], h, mean_abs, INT4)
+    clipped = rounded(search_clipping(original * s, h / torch.outer(s, s), INT4), INT4) / s
+    after_clipping = off(seen @ clipped.T, seen @ original.T)
     print(
-        f"{name}: {curves[name][0]:.2f} % without, {min(curves[name]):.2f} % at best; s from {s.min():.2f} to {s.max():.2f}"
+        f"{name}: {curves[name][0]:.2f} % without, {min(curves[name]):.2f} % at best, s from {s.min():.2f} to "
+        f"{s.max():.2f}; and clipped {after_clipping:.2f} %"
     )
 
 # %% name="awq-figure" jupyter={"source_hidden": true}
@@ -328,7 +343,12 @@ show(
 
 # %% [markdown] name="awq-reading"
 # With planted channels the search undoes most of the harm. As trained it finds next to nothing, which is the honest
-# answer for this model. Since $r = 0$ is among the candidates, it never loses *on the calibration rows*.
+# answer for this model. Since $r = 0$ is among the candidates, it never loses *on the calibration rows*; on other
+# text it may: section 5.
+#
+# AWQ has a second part (`--clip`): each group's extremes are cut to the share, from a half to all, that makes the error of
+# the outputs least. What is cut is wrong, and the others have finer steps: the last figure of each line that the search
+# printed. As trained it finds what scales alone do not. <!-- printed: awq-search -->
 #
 # ### SmoothQuant: two sides of one product
 #
@@ -338,7 +358,9 @@ show(
 # $$s_j = \frac{\max|x_j|^\alpha}{\max|W_j|^{1-\alpha}}$$
 #
 # and multiplies column $j$ of the weight by it. The division is **folded** into what computes $x$, here into the rows of
-# the up projection; so while the model runs there is nothing to do. First, is the function really unchanged?
+# the up projection; so while the model runs there is nothing to do. (`--method smoothquant`, like the paper,
+# smooths only what follows a norm. Here it is a down projection, because that is where this model has outliers.)
+# First, is the function really unchanged?
 
 # %% name="smooth-fold"
 layers64 = Layers(FOLDER, torch.float64)
@@ -390,13 +412,14 @@ tidy(ax, "alpha", "error of the outputs, %")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Error of the outputs of layer 2's down projection in INT8 over alpha. What rounding the activations costs falls with "
-    "alpha, what rounding the weights costs rises; both together are least between the ends.",
+    "Error of the outputs of layer 2's down projection in INT8 over alpha. What rounding the activations costs falls up to "
+    "an alpha of 0.75 and is higher again at 1, what rounding the weights costs rises; both together are least at 0.5.",
 )
 
 # %% [markdown] name="smooth-reading"
-# One side falls, the other rises: difficulty is **moved**, and α says how far. 8 bits for the weight leave room for that;
-# 4 bits mostly do not, so SmoothQuant goes with W8A8.
+# Up to α = 0.75 one side falls while the other rises: difficulty is **moved**, and α says how far. At 1 both rise: all
+# input channels are as large as each other by then, and their rounding errors meet columns that were multiplied up. 8 bits
+# for the weight leave room to move; 4 bits mostly do not, so SmoothQuant goes with W8A8.
 #
 # ### Rotation: no channel at all
 #
@@ -414,8 +437,8 @@ for name, left, right in (("as it is", x30, w30), ("smoothed", x30 / s, w30 * s)
 widgets.table(rows, ["W8A8, planted 30 times", "largest / rms of x", "of W", "error of the outputs"])
 
 # %% [markdown] name="rotate-reading"
-# Rotating needs no calibration, and flattens whatever is there. It mends less here than smoothing, which was told exactly
-# which channels to move. `--method rotate` rotates the residual stream of the whole model; that can be done offline since
+# Rotating needs no calibration, and flattens whatever is there. It mends less here than smoothing, whose factors are
+# made for exactly these channels. `--method rotate` rotates the residual stream of the whole model; that can be done offline since
 # a norm without a weight commutes with a rotation (its weight goes into the next matrix first). The input of a down
 # projection has no such place: there QuaRot multiplies by a Hadamard matrix while the model runs.
 
@@ -448,7 +471,6 @@ def with_method(name, ids=code_ids, num_rows=4):
     return model
 
 
-windows = windows_of(held_out, 128, 8)
 CASES = {
     "RTN": ("rtn", 0),
     "AWQ, 512": ("awq", 4),
@@ -456,20 +478,36 @@ CASES = {
     "GPTQ, 2,048": ("gptq", 16),
     "INT8, RTN": ("int8", 0),
 }
-found = {name: compare(with_method(name=method, num_rows=n), reference, windows) for name, (method, n) in CASES.items()}
+models = {name: with_method(method, num_rows=n) for name, (method, n) in CASES.items()}
 
 # %% name="measure-ratio"
-kl = {name: measures["kl"].value for name, measures in found.items()}
-widgets.reveal("07c-kl", kl["RTN"] / kl["GPTQ, 512"])
-print(f"layer 3: {rtn / with_gptq:.1f} times; KL with 2,048 tokens {kl['RTN'] / kl['GPTQ, 2,048']:.1f} times")
-rows = [[name, m["kl"].shown(), m["agreement"].shown(3)] for name, m in found.items()]
-widgets.table(rows, ["method, calibration tokens", "KL, nats (95 %)", "same first token (95 %)"])
+windows = windows_of(held_out, 128, 8)
+as_it_is = [logprobs(reference, window[:-1]) for window in windows]
+kls, same = {}, {}  # of each window
+for name, model in models.items():
+    pairs = [(p, logprobs(model, window[:-1])) for p, window in zip(as_it_is, windows, strict=True)]
+    kls[name] = torch.stack([(p.exp() * (p - q)).sum(-1).mean() for p, q in pairs])
+    same[name] = torch.stack([(p.argmax(-1) == q.argmax(-1)).float().mean() for p, q in pairs])
+more = kls["RTN"].mean()
+widgets.reveal("07c-kl", float(more / kls["GPTQ, 512"].mean()))
+print(f"layer 3: {rtn / with_gptq:.1f} times; KL with 2,048 tokens {more / kls['GPTQ, 2,048'].mean():.1f} times")
+print("GPTQ over AWQ, 512 tokens, window by window:", bootstrap(kls["GPTQ, 512"] - kls["AWQ, 512"]).shown())
+rows = []
+for name, kl in kls.items():
+    over_rtn = "-" if name == "RTN" else bootstrap(kl - kls["RTN"]).shown()
+    rows.append([name, bootstrap(kl).shown(), over_rtn, bootstrap(same[name]).shown(3)])
+head = ["method, calibration tokens", "KL, nats (95 %)", "KL over RTN's, window by window", "same first token (95 %)"]
+widgets.table(rows, head)
 
 # %% [markdown] name="measure-reading"
-# With 512 tokens GPTQ gains nothing over plain rounding, for all that its layers' errors *on these tokens* are far
-# smaller. A down projection has 768 inputs: 512 tokens leave directions that were never seen, and GPTQ puts its errors
-# there. With 2,048 it is well ahead. (Intervals come from drawing the windows anew. Two methods whose intervals overlap
-# are not ranked by eight windows.) <!-- stands: datasets/course_model/target/config.json --> <!-- printed: measure-ratio -->
+# Intervals come from drawing the eight windows anew. All methods saw the same windows, so compare window by window: the
+# mean of the differences and *its* interval. Two separate intervals may overlap although one method is worse in nearly
+# every window, since windows differ more than methods do.
+#
+# With 512 tokens GPTQ is worse than plain rounding, for all that its layers' errors *on these tokens* are far smaller. A
+# down projection has 768 inputs: 512 tokens leave directions that were never seen, and GPTQ puts its errors there. AWQ is
+# worse, too, but by less. With 2,048 tokens GPTQ is well ahead.
+# <!-- stands: datasets/course_model/target/config.json --> <!-- printed: measure-ratio -->
 #
 # ### How much calibration, and which?
 #
@@ -562,8 +600,8 @@ print(
 
 # %% [markdown] name="errata-better-text"
 # **"GPTQ is slightly more accurate than AWQ."** (E07.5) AWQ's paper reports the opposite; GPTQ's is older and does not
-# compare. It depends on the model, the group size and the order. In layer 3 of the course model GPTQ is ahead on its own calibration rows,
-# and in section 5 AWQ was as good with 512 tokens. They also combine: AWQ's scale first, then GPTQ's codes. **Channels
+# compare. It depends on the model, the group size, the order and the calibration. In layer 3 of the course model GPTQ is
+# ahead on its own calibration rows; in section 5, with 512 tokens, AWQ was the better of the two. They also combine: AWQ's scale first, then GPTQ's codes. **Channels
 # planted 30 times: which of the four in the table has the least error?** <!-- stands: reference_impl/models/quantization/awq.py -->
 
 # %% name="errata-better"
@@ -623,4 +661,5 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="methods"))
 # - SmoothQuant: $s_j = \max|x_j|^\alpha / \max|W_j|^{1-\alpha}$; the product is unchanged, difficulty moves to the
 #   weights. For W8A8.
 # - Rotation: $m$ in one channel becomes $m/\sqrt n$ in all. No calibration.
-# - Judge on text that was not calibrated with, by KL and agreement with an interval, then on your own task.
+# - Judge on text that was not calibrated with, by KL and agreement, two methods by the interval of their difference on the
+#   same windows; then on your own task.

@@ -223,7 +223,12 @@ widgets.table(rows, ["", "layers in INT8", "bits a weight", "sum of single KLs",
 #
 # ### The commands
 #
-# `inferlab quantize` writes a folder, a layer at a time; `inferlab eval` compares it with what it was made from. NVFP4
+# `inferlab quantize` writes a folder, a layer at a time; `inferlab eval` compares it with what it was made from. Beside KL
+# it prints the **perplexity**: $e$ to the mean negative log-likelihood of a token, roughly among how many tokens the model
+# is undecided. It asks only for the one token that the text has, and averages over all text: it is the wrong test where a
+# task hangs on few tokens (a tool call, a number). There measure the task itself, and KL on its prompts.
+#
+# NVFP4
 # has 4 bits, a scale of 8 bits for 16 weights, and one number for the tensor. **How much of a matrix' 16-bit bytes does
 # it take on disk?**
 
@@ -298,12 +303,16 @@ show(
 )
 
 # %% [markdown] name="measure-scales-text"
+# Blackwell's tensor cores multiply MXFP8 and NVFP4 as they are: MXFP8 takes nearly twice the bits and has about a tenth of
+# the KL. Beside FP8 with a scale for each output (`fp8-weights`) MXFP8 gains nothing on weights like these: it has more
+# scales, and each is only a power of two. It gains where groups of one output differ by more than the range of E4M3.
+#
 # ### What shares an FP8 scale
 #
 # FP8 can have one scale for the tensor, for each output, or for each block of 128 × 128. With ordinary weights it hardly
 # matters, since a float brings its own range. It matters when that range is left. Here every other output's weights are
-# made very much smaller, which a division of their scales by the same number would undo. **Which of the four schemes
-# do not notice?**
+# made very much smaller, which a division of their scales by the same number would undo. **In which of the
+# four schemes does the error stay what it was?**
 
 # %% name="measure-scales"
 ordinary = originals["model.layers.3.mlp.gate_up_proj"].clone()
@@ -343,14 +352,14 @@ print(
 
 # %% [markdown] name="measure-entropy-reading"
 # If it has shifted, so has what a temperature means: the same setting is more or less random than it was. After a change
-# of precision, look at the parameters again, on your task; and watch each task by itself, since an average hides the one
-# that broke.
+# of precision, look at the parameters again, on your task (here nothing was tuned anew, only the entropy was measured); and
+# watch each task by itself, since an average hides the one that broke.
 #
 # ## 6. Explore
 #
 # Real activations of the course model. A large model would show yellow vertical lines, the same channels in every token.
 # This one has them in one place only. *Find the inputs with the largest outlier: is it a channel or a token that stands
-# out? Which scale helps there, and which behind a norm? The last entry has channels planted in it (`c_methods`).*
+# out? Which scale helps there, and which after a norm? The last entry has channels planted in it (`c_methods`).*
 
 # %% name="explore-widget"
 decoder, used = Layers(FOLDER).front(calibration_tokens(encode_text(inspect.getsource(argparse)), 1, 96))
@@ -376,7 +385,8 @@ widgets.outliers(shown | {"layer 3, gate_up_proj, planted": planted})
 
 # %% [markdown] name="explore-choice-text"
 # All methods of `inferlab quantize` on the course model: their KL as it was measured last, over their size, and over the
-# time of a decode step of a *large* model at its device's limits (chapter 07b). Blue: nothing else is as good in both.
+# time of a decode step of a *large* model at its device's limits (chapter 07b). `w4a8` has INT4 weights and INT8
+# activations. Blue: nothing else is as good in both.
 # *Which methods are worth having at batch 1? In a large batch with a short context? On an A100, which has no FP8?*
 
 # %% name="explore-choice"
@@ -406,7 +416,9 @@ print(
 
 # %% [markdown] name="errata-reading"
 # Most checkpoints leave the output projection and the embedding in 16 bits. In a large model they are a small part of the
-# weights; in a small one they are not, and once the rest is in 4 bits their share of the bytes is several times as large:
+# weights; in a small one they are not, and once the rest is in 4 bits their share of the bytes is several times as large.
+# (Small models also lose more in 4 bits: with GPTQ the perplexity of OPT rises by an eighth at 125M and by less than 1 %
+# at 175B.) <!-- source: GPTQ's paper, Frantar et al. 2022, the table of OPT on WikiText2 -->
 
 # %% name="errata-share"
 rows = [["course model", model.embedding.numel() / (model.embedding.numel() + total)]]
@@ -433,8 +445,8 @@ widgets.table(rows, ["type", "a block has", "bits a weight"])
 
 # %% [markdown] name="production-birth"
 # **Quantized at birth.** Some models are published in few bits only. DeepSeek-V3 was trained with FP8 products and
-# weights in blocks of 128 × 128; gpt-oss was published with its experts in MXFP4 and attention in 16 bits. There is then no
-# "loss against BF16" to measure: the quantized model is the original. An engine loads them like any checkpoint (ours:
+# weights in blocks of 128 × 128; gpt-oss had its experts in MXFP4 already in post-training and was published
+# so, with attention in 16 bits. There is then no "loss against BF16" to measure: the quantized model is the original. An engine loads them like any checkpoint (ours:
 # `fp8` with block scales, and compressed-tensors), and a GPU without the format unpacks it.
 # <!-- source: DeepSeek-V3's report, section 3.3; gpt-oss' model card -->
 #
@@ -450,7 +462,14 @@ widgets.table(rows, ["type", "a block has", "bits a weight"])
 #
 # With a GPU and the folder of a 7B: the first two commands with that folder in the place of the name (it goes a layer at a
 # time, so the model need not fit into memory), and then the throughput of both folders, from one request to a large
-# batch. Write down first what `b_what_it_buys` foretells for each: gain, and why it fades. Then explain the differences.
+# batch: serve each, and measure it with 1, 8 and 32 users
+#
+# ```
+# inferlab serve FOLDER
+# inferlab bench serve --workload chat --concurrency 8 --num 100
+# ```
+#
+# Write down first what `b_what_it_buys` foretells for each: gain, and why it fades. Then explain the differences.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

@@ -73,9 +73,9 @@ q3, k3, v3 = watching.seen[3]  # layer 3: after norms and rotation, as the cache
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# The course model's cache is stored in INT8, with a scale for each token and head: keys and values have 255 steps. Then in
-# INT4: 15 steps, so that a rounding error is 18 times as large. **How many times as large is the KL to the 16-bit
-# model?** <!-- printed: answer -->
+# The course model's cache is stored in INT8, with a scale for each token and head: a number has one of 255 values. Then in
+# INT4: 15 values, and steps 127 / 7 = 18 times as wide. **How many times as large is the KL to the 16-bit model?**
+# <!-- printed: answer -->
 
 # %% name="predict"
 widgets.predict("07e-kl", "KL with an INT4 cache over KL with an INT8 cache, scale per token and head?", "times")
@@ -93,7 +93,7 @@ by_bits = {}
 for bits in (8, 4):
     per_token = lambda x, bits=bits: rounded(x, bits, -1)  # noqa: E731
     by_bits[bits] = kl_of(logprobs_through(text, Through(per_token, per_token)))
-print(f"{2**8 - 1} and {2**4 - 1} steps, {127 / 7:.0f} times as wide; KL {by_bits[8]:.2e} and {by_bits[4]:.2e}")
+print(f"{2**8 - 1} and {2**4 - 1} values, steps {127 / 7:.0f} times as wide; KL {by_bits[8]:.2e} and {by_bits[4]:.2e}")
 widgets.reveal("07e-kl", by_bits[4] / by_bits[8])
 
 # %% [markdown] name="answer-reading"
@@ -131,8 +131,9 @@ show(
 # ## 3. From scratch
 #
 # A token's key is a row. With a scale for each row, its large channels set the step for the small ones. **KIVI** (Liu et al.
-# 2024) stores keys with a scale for each *channel*, over a block of tokens, and values with one for each token. **In
-# 4 bits, with as many values for a scale in both, by what factor does that change the error of the attention scores?**
+# 2024) stores keys with a scale for each *channel*, over a block of tokens, and values with one for each token. (It was made
+# for 2 bits: with a least number beside each scale, and the latest tokens in 16 bits. Here it is only its split, in 4.)
+# **In 4 bits, with as many values for a scale in both, by what factor does that change the error of the attention scores?**
 
 # %% name="scratch-predict"
 widgets.predict("07e-kivi", "INT4 keys: error of the scores per token over that per channel?", "times")
@@ -256,24 +257,28 @@ def e4m3(x):
     return (x / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def per_tensor(x, bits):
-    return rounded(x, bits, (0, 1, 2))
-
-
 CACHES = {
     "INT8, token and head": (lambda k: rounded(k, 8, -1), lambda v: rounded(v, 8, -1)),
     "FP8, token and head": (e4m3, e4m3),
-    "INT4, tensor": (lambda k: per_tensor(k, 4), lambda v: per_tensor(v, 4)),
+    "INT4, tensor": (lambda k: rounded(k, 4, (0, 1, 2)), lambda v: rounded(v, 4, (0, 1, 2))),
     "INT4, token and head": (lambda k: rounded(k, 4, -1), lambda v: rounded(v, 4, -1)),
     "INT4, split as in KIVI": (lambda k: per_channel(k, 4), lambda v: rounded(v, 4, -1)),
     "INT4 values only": (None, lambda v: rounded(v, 4, -1)),
 }
+eight, four = (kv_cache.bits_per_weight(bits, c.head_dim) for bits in (8, 4))  # a 16-bit scale for 64 values
 rows = []
-for name, pair in CACHES.items():
+for (name, pair), bits in zip(CACHES.items(), (eight, eight, 4, four, four, (16 + four) / 2), strict=True):
     found = logprobs_through(text, Through(*pair))
     agree = float((found.argmax(-1) == exact.argmax(-1)).float().mean())
-    rows.append([name, f"{kl_of(found):.5f}", f"{agree:.3f}"])
-widgets.table(rows, ["cache", "KL, nats", "same first token"])
+    rows.append([name, f"{bits:.2f}", f"{16 / bits:.2f}", f"{kl_of(found):.5f}", f"{agree:.3f}"])
+print(f"KL of FP8 over that of INT8, same bits: {float(rows[1][3]) / float(rows[0][3]):.0f} times")
+widgets.table(rows, ["cache", "bits a value", "times as many tokens", "KL, nats", "same first token"])
+
+# %% [markdown] name="measure-formats-reading"
+# FP8 takes the bits of INT8 and has many times its KL. That is `a_numbers` again: the 64 values of a head have no
+# outliers here, so equal steps are finer than a float's, and KL grows with the square. Both are small beside any 4-bit
+# cache. With channels that stand out, FP8 hardly changes and INT8 loses. What engines offer is decided by something else:
+# which of the two their attention kernels read. And among 4-bit caches of the same size it is the split that counts.
 
 # %% [markdown] name="measure-distance-text"
 # ### By distance
@@ -375,10 +380,16 @@ for context, limit in ((200, 0.01), (2000, 0.05), (8000, 0.05)):
     (fit16, now16), (fit8, now8) = (users(context, limit, kept) for kept in (2, 1))
     rows.append([f"{context:,}, {1000 * limit:.0f} ms", f"{fit16:,}", f"{fit8:,}", now16, now8, f"{now8 / now16:.2f}"])
 widgets.reveal("07e-users", float(rows[0][-1]))
-widgets.table(
-    rows, ["context, limit", "fit, 16 bits", "fit, 8 bits", "users, 16 bits", "users, 8 bits", "times as many"]
+more = latency.decode_parts(L8, 200, H100, rows[0][3] + 1)
+print(
+    f"16 bits, 200 tokens, one user more: {1e3 * more.arithmetic:.2f} ms; reading {1e3 * (more.weights + more.cache):.2f} ms"
 )
+widgets.table(rows, ["context, limit", "fit, 16 bits", "fit, 8 bits", "users, 16 bits", "users, 8 bits", "ratio"])
 
+# %% [markdown] name="errata-users-reading"
+# With short chats and a tight limit it is the *arithmetic* of so many users that ends it, and no cache format changes that:
+# the line above the table has one user more than the limit allows. With longer contexts it was the memory.
+#
 # %% [markdown] name="production"
 # ## 8. In production
 #
@@ -387,8 +398,9 @@ widgets.table(
 # **vLLM**, **SGLang** and **TensorRT-LLM** have an FP8 cache, mostly E4M3 with one scale for a tensor or a head: calibrated
 # ones come with the checkpoint, and without any the scale is 1. (Ours has one for each token and head, made on write: more
 # bits, no calibration.) 4-bit caches are offered by some, in INT4 or NVFP4. **llama.cpp** takes types of GGUF for keys and
-# for values apart, since keys need more bits; its scales are for 32 values of a token, not per channel. In all of them the attention kernel reads the codes: a cache that is
-# unpacked to memory first saves room and no time.
+# for values apart, since keys need more bits; its scales are for 32 values of a token, not per channel.
+# Check that the attention backend which you run reads the codes: a cache that is unpacked to memory first saves room and
+# no time.
 
 # %% name="production-fit"
 held = kv_cache.weight_bytes(L8)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from chapters import widgets
-from chapters.widgets.figure import BLUE, GREEN, GREY, ORANGE, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
 from reference_impl import LLM, course_model
 from reference_impl.bench import compression
 from reference_impl.bench.harness import RESULTS
@@ -117,14 +117,14 @@ show(fig, "KL by share removed: " + ", ".join(f"{s:.0%} {kl:.4f}" for s, kl in z
 
 # %% [markdown] name="idea-reading"
 # The "quality cliff" has no edge: the first tenth costs next to nothing, the second several times that, and each later
-# one about twice what the one before cost. Small weights are many and do little; behind them there are none that do
+# one about twice what the one before cost. Small weights are many and do little; after them there are none that do
 # little.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
 # Two scores say which weight goes. **Magnitude**: |W|. **Wanda** (Sun et al. 2024): |W| times the norm of its input
-# over calibration rows, since a small weight on a large input moves the output more than a large weight on a small one.
+# over calibration rows, since a small weight on a large input can move the output more than a large weight on a small one.
 # Both compare within a row, one output's weights. And two patterns say what may go: any weights of the row, or **2:4**,
 # two of each four neighbours.
 
@@ -153,7 +153,7 @@ for scores in (weight.abs(), weight.abs() * norms):
 print(f"as the library does; {keep_largest(weight.abs(), 0.5).float().mean():.0%} stay")
 
 # %% [markdown] name="scratch-outputs-text"
-# Wanda says what it is for: the output. **By what factor does Wanda's choice make the error of the outputs of this
+# Wanda's score is made for the output. **By what factor does Wanda's choice make the error of the outputs of this
 # matrix smaller than magnitude's, half of the weights gone?** And with outliers planted: every eighth input 30 times
 # as large, its column of weights divided by 30, so that the layer computes the same?
 
@@ -186,8 +186,8 @@ widgets.reveal("07f-wanda", magnitude / wanda)
 widgets.table(lines, ["inputs", "pattern", "magnitude", "Wanda"])
 
 # %% [markdown] name="scratch-outputs-reading"
-# Magnitude strikes out the small weights of large inputs, which matter most; Wanda does not notice that anything was
-# planted. Large models have such inputs. The course model has few: Wanda makes the error of one matrix a little
+# Magnitude strikes out the small weights of large inputs, which matter most; Wanda's choice is the same with or without
+# what was planted. Large models have such inputs. The course model has few: Wanda makes the error of one matrix a little
 # smaller, and (section 4) the KL of the whole model not at all. The error of a matrix is a means, the model is the end.
 #
 # ### What zeros save
@@ -243,8 +243,8 @@ widgets.table([[f"{s:.0%}", f"{r:.2f}"] for s, r in ratio.items()], ["zeros", "C
 
 # %% [markdown] name="scratch-time-reading"
 # With torch's CSR on a CPU, half zeros anywhere lose time. Special GPU kernels that unpack a map of places gain bytes,
-# and so time in decoding small batches; the common engines do not have them. A pattern that hardware knows is surer.
-# 2:4 is one: tensor cores since NVIDIA's A100 take two values and two places of 2 bits and multiply at twice the dense
+# and so time in decoding small batches; the common engines do not have them. A pattern that hardware supports is
+# surer. 2:4 is one: tensor cores since NVIDIA's A100 take two values and two places of 2 bits and multiply at twice the dense
 # rate. <!-- source: NVIDIA's A100 white paper --> And leaving out whole neurons of an MLP is another: what remains is a
 # smaller dense matrix, which every machine multiplies faster.
 
@@ -365,25 +365,32 @@ alt = []
 shown = {
     kind: originals[f"model.layers.3.{kind}"] for kind in ("self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj")
 }
-shown["random, as down_proj"] = torch.randn(256, 768, generator=torch.Generator().manual_seed(0))
-for (kind, weight), colour in zip(shown.items(), (BLUE, ORANGE, GREEN, GREY), strict=True):
-    values = torch.linalg.svdvals(weight).square()
-    kept = (values.cumsum(0) / values.sum()).numpy()
-    ax.plot(np.arange(1, len(kept) + 1) / len(kept), kept, color=colour, label=kind)
-    alt.append(f"{kind}: the first half of the singular values has {kept[len(kept) // 2 - 1]:.0%} of the square")
+noise = torch.Generator().manual_seed(0)
+for (kind, weight), colour in zip(shown.items(), (BLUE, ORANGE, GREEN), strict=True):
+    for one, style, label in (
+        (weight, "-", kind),
+        (torch.randn(weight.shape, generator=noise), ":", "random, its shape"),
+    ):
+        values = torch.linalg.svdvals(one).square()
+        kept = (values.cumsum(0) / values.sum()).numpy()
+        ax.plot(np.arange(1, len(kept) + 1) / len(kept), kept, style, color=colour, label=label)
+        alt.append(
+            f"{kind}, {label}: the first half of the singular values has {kept[len(kept) // 2 - 1]:.0%} of the square"
+        )
 tidy(ax, "share of singular values kept", "of the squared weights")
 ax.legend(fontsize=8, frameon=False)
 show(fig, "; ".join(alt) + ".")
 
 # %% [markdown] name="rank-reading"
-# Trained weights are not of low rank: the curves hardly bend, and a random matrix's is much alike. What helps is that
+# Trained weights are not of low rank: each curve hardly bends more than that of a random matrix of its shape. What helps is that
 # their *inputs* use few directions: choosing for the output (W times the Cholesky factor of the inputs' Gram matrix is
 # cut, and the factor divided out again, as SVD-LLM does) is much better in the table of section 4 than choosing for the
 # matrix, and still the most expensive way there.
 #
 # ### A change of low rank
 #
-# What *is* near low rank is what fine-tuning changes. **LoRA**: W + s B A, W frozen. **DoRA** learns the length of each
+# A *change* of low rank is often enough for fine-tuning (what full fine-tuning changes is not of low rank: Biderman et al.
+# 2024). **LoRA**: W + s B A, W frozen. **DoRA** learns the length of each
 # row apart. 100 variants of an 8B with rank 16 on all matrices: **how many times the bytes of the model itself?**
 
 # %% name="adapters-predict"
@@ -532,11 +539,21 @@ print(f"on other text the squared error is {after_over_before:.2f} of what it wa
 
 # %% name="aware-results"
 trained = {key.removeprefix("qat "): row for key, row in record.items() if key.startswith("qat")}
-lines = [
-    [key, row["steps"], f"{row['before']['kl']:.3f}", f"{row['after']['kl']:.3f}", f"{row['seconds'] / 60:.0f} min"]
-    for key, row in trained.items()
+lines = []
+for key, row in trained.items():
+    kls, same = ([row[when][what] for when in ("before", "after")] for what in ("kl", "agreement"))
+    took = f"{row['seconds'] / 60:.0f} min"
+    lines.append([key, row["steps"], *(f"{kl:.3f}" for kl in kls), *(f"{share:.1%}" for share in same), took])
+head = [
+    "all matrices, trained while rounded",
+    "steps",
+    "KL before",
+    "after",
+    "same first token before",
+    "after",
+    "took",
 ]
-widgets.table(lines, ["all matrices, trained while rounded", "steps", "KL before", "after", "took"])
+widgets.table(lines, head)
 
 # %% [markdown] name="aware-reading"
 # Second row: rounded to ternary, two of three first tokens are others, and minutes of training take back a part of the
@@ -578,7 +595,13 @@ some = gram_of_layer_3(calibration[:1])
 ranks = [int(torch.linalg.matrix_rank(g.double(), rtol=1e-5)) for g in (some, grams[down.name])]
 ways = [pruning.keep(pruning.wanda(matrix(down), g.diagonal().sqrt()), 0.5) for g in (some, grams[down.name])]
 print(f"{down.name}: 96 and 384 tokens, Gram matrices of rank {ranks[0]} and {ranks[1]} for {len(some)} inputs")
-print(f"Wanda's masks agree in {float((ways[0] == ways[1]).float().mean()):.1%} of the places")
+print(
+    f"Wanda's masks agree in {float((ways[0] == ways[1]).float().mean()):.1%} of the places; by chance in {0.5**2 * 2:.0%}"
+)
+
+# %% [markdown] name="errata-samples-reading"
+# 96 tokens are far too few for an inverse of the Gram matrix, and nearly enough for Wanda's norms: of the distance between
+# two random halves and the same mask they leave a fifth.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -626,7 +649,7 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="fewer"))
 # - Removing weights costs more per byte saved than rounding them: INT4 first.
 # - Zeros save what a format and a product can skip: anywhere, bytes, and time in special kernels only; 2:4, 9 of 16 bits
 #   and up to twice the peak where the hardware has it; whole neurons, everything.
-# - Trained matrices are not of low rank. What fine-tuning changes is: one model, many adapters.
+# - Trained matrices are not of low rank. For fine-tuning a change of low rank is often enough: one model, many adapters.
 # - A mixture of experts reads few weights for one token; 2 of 8 experts read nearly all for 16 tokens.
 # - Distillation: text, logits, or the student's own text. Forward KL covers, reverse KL keeps to what is sure.
 # - Rounding can be learned: straight through, towards the unrounded model.

@@ -98,14 +98,14 @@ fig = figure(7.4, 2.9)
 ax = fig.subplots()
 ks = range(0, 17)
 for batch, colour, style in ((1, BLUE, "-"), (32, GREEN, "--"), (128, ORANGE, "-."), (512, RED, ":")):
-    ax.plot(ks, [theory.verify_cost(h100, batch, 1000, k) for k in ks], style, color=colour, label=f"batch {batch}")
+    ax.plot(ks, [theory.verify_cost(h100, batch, 500, k) for k in ks], style, color=colour, label=f"batch {batch}")
 ax.set_ylim(0, 8)
-tidy(ax, "guesses k for each request", "v(k): time of a step")
+tidy(ax, "guesses k for each request (context 500)", "v(k): time of a step")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Time of a step of an 8B model on one H100 by formula, over the number of guesses, in units of a step without. At "
-    "batch 1 it is flat, at 32 up to six guesses, at 128 up to two; at 512 it rises behind the first guess.",
+    "Time of a step of an 8B model on one H100 by formula, context 500, over the number of guesses, in units of a step "
+    "without. At batch 1 it is flat, at 32 up to five guesses, at 128 up to one; at 512 it rises from the first guess on.",
 )
 
 # %% [markdown] name="idea-reading"
@@ -116,7 +116,7 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two pieces: somebody who guesses, and the loop that checks. The cheapest guess is a copy: look for the last tokens
+# Two pieces: a drafter that guesses, and the loop that checks. The cheapest guess is a copy: look for the last tokens
 # earlier in the text, and guess what followed them then. That is **prompt lookup**.
 
 
@@ -134,7 +134,7 @@ print(guess([5, 6, 7, 8, 9, 5, 6], k=3), guess([1, 2, 3, 4], k=3))
 
 # %% [markdown] name="scratch-loop-text"
 # Now the check. One pass over text *and* guesses gives logits at every position. The logits at the text's last token
-# judge the first guess; those at a guess judge the one behind it. (`logits_at_all` is one pass of the course model,
+# judge the first guess; those at a guess judge the next one. (`logits_at_all` is one pass of the course model,
 # without a cache: the whole text is computed in every step.)
 
 
@@ -160,7 +160,7 @@ print(f"{len(plain)} tokens in {len(rounds)} steps, the same text; (guesses, kep
 widgets.reveal("08a-steps", len(rounds))
 
 # %% [markdown] name="scratch-reading"
-# Each step gives the kept guesses **and one more**: the target's own token in place of the first wrong guess, or behind
+# Each step gives the kept guesses **and one more**: the target's own token in place of the first wrong guess, or after
 # the last if all were right (the *bonus* token). There is no step that gives nothing, and none that has to be repeated:
 # with no guess, or a wrong one, it is an ordinary decode step.
 
@@ -186,7 +186,7 @@ widgets.reveal("08a-round", len(step_gives))
 
 # %% [markdown] name="worked-reading"
 # The fifth guess is dropped although it is what plain decoding will write: the logits that could judge it were computed
-# behind a wrong fourth token. What the cache holds of the last two guesses is dropped as well; `c_drafters` shows that
+# after a wrong fourth token. What the cache holds of the last two guesses is dropped as well; `c_drafters` shows that
 # roll-back.
 
 # %% [markdown] name="engine-text"
@@ -292,8 +292,8 @@ for kind in ("repeats", "code"):
 widgets.table(rows, ["text", *(f"guess {i}" for i in range(1, 5)), "all guesses", "tokens of a row with guesses"])
 
 # %% [markdown] name="measure-engine-reading"
-# A later guess is kept *more* often here, once those before it were right: the copy is then in the middle of something
-# that repeats. Where nothing was found there was no guess, and nothing more to compute.
+# A later guess is mostly kept *more* often here, once those before it were right: the copy is then in the middle of
+# something that repeats. Where nothing was found there was no guess, and nothing more to compute.
 
 # %% [markdown] name="measure-v-text"
 # ### What a step with guesses takes on this machine
@@ -330,8 +330,11 @@ widgets.table(rows, ["batch", "step without guesses", "v(1)", "v(2)", "v(4)"])
 
 # %% [markdown] name="measure-v-reading"
 # These are times, and yours will differ. What stays: on a CPU $v$ rises soon. A matrix product of several rows has more
-# arithmetic than one of a single row, and a CPU has little arithmetic to spare. A GPU has room for hundreds of tokens. So
-# does it pay here? The speed-up is $E / (v(k) + k c)$, where a guess costs $c$ steps; a lookup costs almost nothing.
+# arithmetic than one of a single row, and a CPU has little arithmetic to spare. A GPU has room for hundreds of tokens.
+#
+# So does it pay here? Take a step without guesses as the unit of time. A round makes $k$ guesses, each of which takes $c$,
+# and verifies them in $v(k)$; it gives $E$ tokens, and plain decoding gives one token a unit. So the speed-up is
+# $E / (v(k) + k c)$. A lookup's $c$ is almost 0.
 
 # %% name="measure-both"
 rows, points = [], []
@@ -358,8 +361,9 @@ widgets.table(rows, ["text", "batch", "steps, plain", "steps, k = 4", "fewer ste
 # ## 6. Explore
 #
 # The formula over acceptance, guesses, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
-# the one you have just measured. The points are this machine's runs from above. *With k = 4 and guesses that cost nothing, find
-# the batch at which an acceptance of 0.6 stops paying on the H100, with the short context and with the long one.*
+# the one you have just measured. The points are this machine's runs from above. *With k = 4 and guesses that cost nothing,
+# between which two batches does an acceptance of 0.6 stop paying on the H100, with the short context? Why is there no such
+# batch with the long one, and how many of its requests fit?* (The formula does not look at memory.)
 
 
 # %% name="explore-widget"
@@ -370,14 +374,25 @@ def measured_v(batch, k):
     return float(np.interp(k, GUESSES, [v_here[near, g] for g in GUESSES]) + max(0, k - 4) * slope)
 
 
+print(f"8B on one H100, 90 % of the memory in use: room for {h100.cache_tokens():,} tokens of cache beside the weights")
 widgets.speculation(points, {"this machine, course model": measured_v}, acceptance=0.6, draft_cost=0.0)
 
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Verifying K tokens costs about the same as one."** (E08.10) For a dense model, below the ridge: batch · (k + 1)
-# tokens under it. A **mixture of experts** reads other experts for other tokens. DeepSeek-V3 has 256 experts in each of
-# 58 layers, 8 for a token. How many bytes does a step of six tokens per request read, compared with one?
+# **"Verifying K tokens costs about the same as one."** (E08.10) For a dense model, as long as batch · (k + 1) stays below
+# the ridge. The ridge is a number of FLOP per byte; with weights of 16 bits and a short context it is also a number of
+# tokens, since each token takes 2 FLOP per weight, and each weight is read in 2 bytes:
+
+# %% name="errata-ridge"
+chip = device("H100")
+for mfu, mbu in ((1.0, 1.0), (h100.mfu, h100.mbu)):
+    ridge = mfu * chip.peak() / (mbu * chip.bandwidth)
+    print(f"H100 with {mfu:.0%} of the peak and {mbu:.0%} of the bandwidth: {ridge:.0f} tokens")
+
+# %% [markdown] name="errata-experts-text"
+# A **mixture of experts** reads other experts for other tokens. DeepSeek-V3 has 256 experts in each of 58 layers, 8 for a
+# token. How many bytes does a step of six tokens per request read, compared with one?
 
 # %% name="errata-experts-predict"
 widgets.predict("08a-experts", "Bytes of verifying 6 tokens instead of 1 at batch 1, DeepSeek-V3?", "times")
@@ -388,14 +403,16 @@ shared = 37e9 - 8 * expert  # of the 37e9 that one token uses, those that every 
 rows = []
 for batch in (1, 2, 4, 8, 64, 256):
     six, one = (theory.mixture_read(shared, expert, 256, 8, batch * n) for n in (6, 1))
-    rows.append([batch, f"{theory.experts_touched(256, 8, batch * 6):.0f}", f"{six / one:.2f}"])
+    touched = theory.experts_touched(256, 8, batch * 6)
+    rows.append([batch, f"{touched:.0f}", f"{six / one:.2f}", f"{shared / one:.0%}"])
 widgets.reveal("08a-experts", float(rows[0][2]))
-widgets.table(rows, ["batch", "experts touched in a layer, of 256", "bytes of 6 tokens over 1"])
+heads = ["batch", "experts touched in a layer, of 256", "bytes of 6 tokens over 1", "of a step without guesses, shared"]
+widgets.table(rows, heads)
 
 # %% [markdown] name="errata-experts-reading"
-# Worst in a batch of a few, where a dense model has room, too (alone, what all tokens share is most of the bytes); nothing
-# at a large batch, whose step reads all experts anyway.
-# (With independent routing. Neighbouring tokens share experts more than that, so the real factor is smaller.)
+# Worst in a batch of a few, where a dense model has room (alone, nearly half of the bytes are those that every token
+# uses, and they do not grow; in a batch of a few their share is smaller); nothing at a large batch, whose step reads all
+# experts anyway. (With independent routing. Neighbouring tokens share experts more than that, so the real factor is smaller.)
 #
 # **"K accepted drafts give K tokens; after a rejection comes a fallback step."** (E08.3) A step gives one more than it
 # keeps, so K + 1 at best and 1 at worst. The worked round above is the proof, and the engine's own counters:
@@ -446,12 +463,13 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="room"))
 #
 # - A decode step reads all weights for one token per request. Guesses let the same read serve more positions: more tokens
 #   per step, not a faster step. Prefill has nothing to gain: its tokens are known.
-# - A step gives the guesses before the first wrong one, and one more: the target's token in its place, or the bonus behind
+# - A step gives the guesses before the first wrong one, and one more: the target's token in its place, or the bonus after
 #   the last. Between 1 and k + 1. The logits at the token *before* a guess judge it.
 # - E = (1 − a^(k+1)) / (1 − a). Speed-up = E / (v(k) + k c). v(k) is measured or computed, not assumed.
-# - v(k) ≈ 1 for a dense model below the ridge: batch · (k + 1) tokens. On this CPU, with a
-#   model this small, it rises at once. A mixture of experts
-#   reads more experts, worst in small batches.
+# - v(k) ≈ 1 for a dense model as long as batch · (k + 1) stays below the ridge in tokens: 295 on an H100 in 16 bits at a
+#   short context, 185 with the shares of peak and bandwidth assumed here. On this CPU, with a model this small, it rises
+#   at once. A mixture of experts reads more experts, worst in small batches.
+#   <!-- printed: errata-ridge -->
 # - Acceptance a, share of guesses kept, and acceptance length are three numbers. State k with each.
 # - Prompt lookup: copy what followed the last tokens. Free, and right where text repeats. The longest match is the best
 #   guess; other requests' outputs can be searched, too.

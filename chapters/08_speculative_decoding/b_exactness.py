@@ -58,8 +58,9 @@ def drafting(num_drafts=4):
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A vocabulary of three tokens, A, B and C. The target has p = (0.5, 0.3, 0.2), the draft q = (0.6, 0.1, 0.3). A rule that
-# sounds right and stands in many summaries: *draw a token from the target; if it equals the guess, keep the guess; if not,
+# A vocabulary of three tokens, A, B and C. The target has p = (0.5, 0.3, 0.2). Guesses are now drawn as well, from a
+# distribution q that is known: that of a small language model, the *draft* (next notebook), here q = (0.6, 0.1, 0.3). A
+# rule that sounds right and stands in many summaries: *draw a token from the target; if it equals the guess, keep the guess; if not,
 # resample from the target.*
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_01_only_the_residual_keeps_the_distribution_and_most_of_the_guesses -->
 #
@@ -171,7 +172,8 @@ assert out == P
 widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 
 # %% [markdown] name="scratch-reading"
-# Two rules are exact. Accepting on a match is exact if the *same* mismatching sample is given out, but it keeps only
+# The column "off" is the **total variation** between what comes out and p, TV for short: half of Σ |out − p|, the
+# probability that would have to move from some tokens to others. Two rules are exact. Accepting on a match is exact if the *same* mismatching sample is given out, but it keeps only
 # Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more: a guess and a token of p cannot be equal more often
 # than that. Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
 # here than the naive rule's.
@@ -183,8 +185,8 @@ widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 # - That is the divisor of the residual: y comes out in a rejected guess's place with probability max(p(y) − q(y), 0).
 # - Together: min(p, q) + max(p − q, 0) = p. ∎
 #
-# A step has several guesses. Each is judged behind the text that was kept before it, so each position is this argument
-# again; behind the first rejection all is dropped, and behind the last guess the bonus is drawn from p itself. Count it
+# A step has several guesses. Each is judged given the text that was kept before it, so each position is this argument
+# again; after the first rejection all is dropped, and after the last guess the bonus is drawn from p itself. Count it
 # for **two** tokens, where q and p of the second depend on the first:
 
 
@@ -236,8 +238,9 @@ print("comes out:", [f"{share:.4f}" for share in out.tolist()])
 assert torch.allclose(out, torch.tensor([float(v) for v in P], dtype=torch.float64), atol=1e-3)
 
 # %% [markdown] name="engine-text-run"
-# Now whole requests: temperature and top-p are part of p. The draft's q is filtered the same way, and p says what may come
-# out. 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
+# Now whole requests: temperature and top-p are part of p. The draft's q is filtered the same way, and p decides what may come
+# out. (Penalties belong to p, too, but this engine leaves them out of q: fewer guesses are kept, and the text is as right. A
+# request under a grammar gets no guesses, since the mask of each position would depend on the guesses before it.) 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
 # that followed the most frequent first one, against p:
 
 # %% name="engine-requests"
@@ -307,8 +310,7 @@ widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 # %% [markdown] name="coupling-reading"
 # Rejection keeps as much as any rule can; a coupling by shared numbers, where neither side sees the other's distribution,
 # keeps that or less. That is what a text equal for every k may cost.
-# Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV the total variation between p and q, in any order of the
-# vocabulary. One uniform, which is what this engine draws with, depends on the order: a small shift near the start moves
+# Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV between p and q, in any order of the vocabulary. One uniform, which is what this engine draws with, depends on the order: a small shift near the start moves
 # all later boundaries.
 
 # %% [markdown] name="measure-text"
@@ -385,10 +387,10 @@ print(f"by entropy, from certain to uncertain: {', '.join(f'{a:.0%}' for _, a in
 # rejected; what can come out then, whatever u3 is?*
 
 # %% name="explore-widget"
-widgets.accept_reject(p, q, list(NAMES), step=2, u=(0.95, 0.8, 0.4))
+widgets.accept_reject(p, q, list(NAMES), step=0, u=(0.3, 0.5, 0.4))
 
 # %% [markdown] name="explore-real-text"
-# The same over a real position: the course models behind the prompt, the seven likeliest tokens and all others together.
+# The same over a real position: the course models after the prompt, the seven likeliest tokens and all others together.
 
 # %% name="explore-real"
 real_p, real_q = (distributions(m, [*code, first], temperature=1.0)[-1].double() for m in (target, draft))
@@ -415,9 +417,9 @@ print(f"one minus a running sum over two positions: {1 - 2 * theory.acceptance(p
 
 # %% [markdown] name="errata-drift"
 # **"In long outputs the draft drifts away from the target."** (E08.4) After every round both models continue from the
-# *same* kept text; an error lives for k tokens at most. The left picture above has no downward trend. What threatens
-# acceptance is unpredictable text, another domain than the draft was trained for, and a draft that handles long contexts
-# worse than the target does. Summaries of long documents quote them, so there even copying works.
+# *same* kept text; an error lives for k tokens at most. The left picture above, over 200 tokens, has no downward trend
+# (beyond the contexts of its training a draft may get worse). What threatens acceptance is unpredictable text, another
+# domain than the draft was trained for, and a draft that handles long contexts worse than the target does. Summaries of long documents quote them, so there even copying works.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -427,7 +429,8 @@ print(f"one minus a running sum over two positions: {1 - 2 * theory.acceptance(p
 # **vLLM**'s rejection sampler has the three kinds of tokens of this chapter under the names *accepted*, *recovered* (the
 # residual) and *bonus*. Greedy requests are compared with the argmax. Engines often let a draft propose its
 # likeliest token, which counts as q = 1: it is kept with p(x). Some keep a guess only if it equals the target's own sample
-# (rule 2 above: exact, keeps less), and all offer relaxed rules: more guesses kept, another distribution. Read which rule is
+# ("match, else that very sample" in section 3: exact; it keeps as many if the draft proposes its likeliest token, and
+# fewer if the draft draws), and all offer relaxed rules: more guesses kept, another distribution. Read which rule is
 # on before you call a speed-up lossless.
 #
 # "Exact" is a statement about distributions. Texts may still differ from run to run where a step of other shape rounds
@@ -450,7 +453,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="exact"))
 #
 # - Keep guess x with min(1, p(x)/q(x)); otherwise draw from max(p − q, 0) over its sum. Comes out: min(p, q) +
 #   max(p − q, 0) = p.
-# - Kept: Σ min(p, q) = 1 − TV(p, q). No exact rule keeps more. "Match, else resample from p" is biased; "match, else that
+# - Kept: Σ min(p, q) = 1 − TV(p, q), where TV is half of Σ |p − q|. No exact rule keeps more. "Match, else resample from p" is biased; "match, else that
 #   sample" is exact and keeps Σ p·q.
 # - Temperature and filters belong to p (and to q, so that guesses are good). Greedy: keep the argmax.
 # - A guess that was not drawn has q = 1: kept with p(x), else p without x.

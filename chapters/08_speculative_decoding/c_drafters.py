@@ -50,7 +50,7 @@ def hidden_at_all(model, tokens):
 
 
 def next_tokens(model, tokens):
-    """Behind each token the likeliest next one, by a model."""
+    """After each token the likeliest next one, by a model."""
     return model.logits(hidden_at_all(model, tokens)).argmax(-1)
 
 
@@ -85,7 +85,7 @@ widgets.reveal("08c-kept", 100 * shares["feature head"])
 #
 # Somebody has to say what comes next, quickly. Two colleagues can stand in for the director of `a_guesses`. One has read
 # the same letters, but is younger: a **draft model**, a small language model of the same vocabulary. The other sits in the
-# director's office and hears half of what the director thinks: a **feature head**, a layer that reads the target's own
+# director's office and reads the notes on the desk: a **feature head**, a layer whose input is the target's own
 # hidden state. The second needs less schooling, and can work for this director only.
 #
 # | who guesses | reads | costs a guess | needs |
@@ -96,7 +96,7 @@ widgets.reveal("08c-kept", 100 * shares["feature head"])
 # | early exit (self-speculation) | the target's own first layers | those layers | nothing, or training so that exits are good |
 # | heads for later tokens (Medusa, MTP) | the target's last hidden state | a matrix or a layer | training; next notebook |
 #
-# The engine has all of them, of MTP the sequential kind. This notebook runs the first three.
+# The engine has all of them, of MTP the sequential kind. This notebook runs the first four, the next one the last.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -159,7 +159,7 @@ assert output == own_text[len(code) :][:24]
 print(f"24 tokens, {dict(passes)} passes; kept of 3 guesses: {kept_of}")
 
 # %% [markdown] name="scratch-feature-text"
-# A feature head is one layer. At position p it takes the target's hidden state of p, and the token that was drawn behind
+# A feature head is one layer. At position p it takes the target's hidden state of p, and the token that was drawn from
 # it, p + 1; what comes out stands for the target's hidden state of p + 1, so the target's own lm_head turns it into a guess
 # for token p + 2. The two inputs are joined here:
 
@@ -167,12 +167,12 @@ print(f"24 tokens, {dict(passes)} passes; kept of 3 guesses: {kept_of}")
 print(inspect.getsource(FeatureHead._join))
 
 # %% [markdown] name="scratch-feature-run-text"
-# Over a whole text at once: how often is its guess what the target says?
+# Over a whole text at once: how often is its guess the target's likeliest token?
 
 
 # %% name="scratch-feature"
 @torch.inference_mode()
-def head_says(head, tokens):
+def head_guesses(head, tokens):
     """Of each position p the guess for token p + 2, from the target's hidden state of p and token p + 1."""
     features, c = hidden_at_all(target, tokens), head.config
     batch = ragged_batch([(tokens[1:], 0)], len(tokens) - 1, target.device, c.layer_windows)
@@ -184,13 +184,17 @@ def head_says(head, tokens):
 head = load_feature_head(course_model("eagle"), torch.float32, target.device)
 head.follow(target)
 said, start = next_tokens(target, own_text), len(code)
-for name, guesses in (("feature head", head_says(head, own_text)), ("draft model", next_tokens(draft, own_text)[1:])):
+for name, guesses in (
+    ("feature head", head_guesses(head, own_text)),
+    ("draft model", next_tokens(draft, own_text)[1:]),
+):
     right = (guesses[start:] == said[1:][start:]).float().mean()
-    print(f"{name}: {right:.0%} of first guesses are what the target says")
+    print(f"{name}: {right:.0%} of first guesses are the target's likeliest token")
 
 # %% [markdown] name="scratch-exit-text"
 # **Early exit** needs no second model at all: the target's own first layers, its last norm and its lm_head. Their keys and
-# values are the target's, so the pass that verifies could go on from them. The course target has eight layers and was
+# values are the target's, so no second cache is needed. If the hidden states at the exit are kept too (LayerSkip), the
+# verifying pass can begin after them; this engine computes them again. The course target has eight layers and was
 # not trained to exit. **After six of the eight, how many first guesses are right, in per cent?**
 
 # %% name="scratch-exit-predict"
@@ -204,16 +208,26 @@ for m in (2, 4, 6, 7, 8):
     exits[m] = float((next_tokens(target, own_text)[start:] == said[start:]).float().mean())
 target.layers = layers
 widgets.reveal("08c-exit", 100 * exits[6])
-rows = [[m, f"{m / 8:.2f}", f"{right:.0%}", f"{theory.speed_up(theory.expected_tokens(right, 3), 3, m / 8):.2f}"]
+rows = [[m, f"{m / 8:.3f}", f"{right:.0%}",
+         *(f"{theory.speed_up(theory.expected_tokens(right, k), k, m / 8):.2f}" for k in (1, 3))]
         for m, right in exits.items()]  # fmt: skip
-widgets.table(rows, ["layers", "cost of a guess c", "right", "speed-up by formula, k = 3, v = 1"])
+widgets.table(rows, ["layers", "cost of a guess c", "right", "speed-up by formula, v = 1: k = 1", "k = 3"])
 
 # %% [markdown] name="scratch-exit-reading"
-# (c counts the layers only; each guess needs the lm_head as well.)
-# A guess that costs most of a step cannot pay, however good it is; and the early layers of a model that was trained only
-# at its end do not speak its language yet. Methods that do this in earnest train the exits (LayerSkip, Elhoushi et al.
-# 2024), or skip chosen layers (Zhang et al. 2023). With the cache shared, the verifying pass saves those layers again,
-# which the formula above leaves out.
+# (c counts the layers only; each guess needs the lm_head as well. A verifying pass that begins after the exit would take
+# less than v = 1.) With v = 1 a single guess pays only where a > c: an exit that costs three quarters of the layers has to
+# be right more than three quarters of the time, and the gain stays small. And a model that was trained only at its end has
+# early layers whose output its lm_head cannot use yet. Methods that do this in earnest train the exits (LayerSkip, Elhoushi
+# et al. 2024), or skip chosen layers (Zhang et al. 2023). In the engine, an exit after six layers, and no cache for it:
+
+# %% name="scratch-exit-engine"
+exiting = LLM(
+    course_model("target"), speculative="early-exit", exit_layer=6, num_drafts=2, adaptive_drafts="off", **COMMON
+)
+exiting.generate(prompts, GREEDY)
+use = DraftUse.of(exiting.engine.trace.steps())
+assert exiting.engine.executor.draft.own_cache is None
+print(f"early exit: {use.num_accepted_tokens} of {use.num_draft_tokens} guesses kept, {use.acceptance:.0%}, with k = 2")
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -247,8 +261,8 @@ for method in ("draft model", "feature head"):
 # %% [markdown] name="engine-count-reading"
 # The draft model's first pass computes two tokens: if all of the last step's guesses were kept, the final one of them was
 # drawn and never computed. If fewer were, one token would do, and the engine computes two all the same: it need not ask.
-# The head has its first guess for free: it comes out of the pass over the *last* step's tokens, which it makes behind the
-# target, with the hidden states just computed. Either way whoever guesses also computes every token of the text. That is
+# The head's first guess takes no pass of its own: it comes out of the pass over the *last* step's tokens, which follows the
+# target's and has the hidden states just computed. Either way the drafter also computes every token of the text. That is
 # part of c.
 
 # %% [markdown] name="engine-rollback-text"
@@ -321,21 +335,27 @@ for ax, kind in zip(axes, ("repeats", "code"), strict=True):
     ax.set_xticks(range(1, 5))
     tidy(ax, "guess", "kept, if those before it were", kind)
 axes[1].legend(fontsize=8, frameon=False)
+words = [
+    f"{method} on {kind} {', '.join(f'{c:.0%}' for c in chances)}" for (method, kind), chances in by_method.items()
+]
 show(
     fig,
-    "Acceptance over the position of the guess, given that those before it were kept, for text that repeats and for code. "
-    "The feature head and the n-grams lie well above the draft model.",
+    "Acceptance over the position of the guess, given that those before it were kept, for text that repeats and for code: "
+    f"{'; '.join(words)}.",
 )
 
 # %% [markdown] name="measure-reading"
-# The conditional chances need not fall: text is predictable in stretches, and once the first guess was right the step is
-# probably inside one. The *unconditional* ones fall of course, and so does the share of all guesses with k. A small draft
-# model loses by its own limits; the head sees what the target sees.
+# Two things pull on the conditional chances. Text is predictable in stretches, and once the first guess was right the step is
+# probably inside one: an n-gram's copy gets surer once it is in a repeat. But what is trained loses at the second guess. A
+# feature head has the target's hidden state for its first guess only; from there on it reads its own output, an estimate. A
+# draft model builds on its own first guess, too. (Later positions rest on few guesses here.) The *unconditional* chances fall
+# of course, and so does the share of all guesses with k.
 #
 # ### Alignment
 #
-# A drafter is trained to say what the **target** says, not what is true. The course's head was first trained on the
-# corpus, then on text of the target's own. From its card, how often each guess is right, if those before it were:
+# A drafter is trained to predict the **target**, not the truth. The course's head was first trained on the corpus, then on
+# text of the target's own. From its card, how often each guess is the target's likeliest token, if those before it were, on
+# the target's greedy text, which repeats itself:
 #
 # | guess | 1 | 2 | 3 | 4 |
 # |---|---|---|---|---|
@@ -344,11 +364,15 @@ show(
 # <!-- stands: datasets/course_model/README.md -->
 
 # %% [markdown] name="measure-alignment-reading"
-# A little more at each position. How much alignment gives depends on how far the corpus is from what the target writes;
+# A little more at the first and the third guess, nothing at the others; on text that repeats itself there was little left to
+# gain. (In the engine's runs above fewer are kept.) How much alignment gives depends on how far the corpus is from what the target writes;
 # a target that was tuned afterwards (for chat, for reasoning) needs a drafter tuned on *its* text. The next notebook
 # trains a head in the cell. Drafters can also be trained **online**: a server has the target's hidden states and tokens of
 # all its traffic anyway, and a drafter that follows the traffic keeps its acceptance when users change (Liu et al. 2024,
-# "Online Speculative Decoding"). *If acceptance fell from 0.8 to 0.6 after such a change, k = 4, c = 0.05: how much of the
+# "Online Speculative Decoding"). What has to be stored, of a sample of the traffic: tokens, hidden states for a feature
+# head, and the target's distribution or the best part of it where a guess was wrong. The loss is a distance between the two
+# distributions, as in the first training (for the course's head the KL divergence). New weights can be exchanged between any
+# two steps, since the text does not depend on them; only the drafter's cache was computed with the old ones. *If acceptance fell from 0.8 to 0.6 after such a change, k = 4, c = 0.05: how much of the
 # speed-up is lost?*
 
 # %% name="measure-online-predict"
@@ -357,6 +381,7 @@ widgets.predict("08c-online", "Speed-up lost when acceptance falls from 0.8 to 0
 # %% name="measure-online"
 fresh, stale = (theory.speed_up(theory.expected_tokens(a, 4), 4, 0.05) for a in (0.8, 0.6))
 print(f"{fresh:.2f}x with the fresh drafter, {stale:.2f}x with the stale one")
+print(f"to store: a hidden state of 4,096 numbers in 16 bits takes {4096 * 2 // 1024} KiB a token")
 widgets.reveal("08c-online", 100 * (1 - stale / fresh))
 
 # %% [markdown] name="explore"
@@ -396,7 +421,7 @@ for k in (1, 3, 6):
 widgets.table(rows, ["k", "first guess kept", "share of all guesses", "acceptance length"])
 
 # %% [markdown] name="errata-three-reading"
-# One drafter, one text: the same first guess, and a share that falls with k. Published figures have the same freedom.
+# One drafter, one text: about the same first guess, and a share that falls with k. Published figures have the same freedom.
 # Model cards of two EAGLE-3 drafters for gpt-oss-120b state acceptance lengths of 2.8 at K = 7 (nebius) and 2.4 at K = 3
 # (SpecDrift), which count the target's own token: without it, 26 % and 47 % of the guesses.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_09_acceptance_rate_length_and_acceptance_by_position_are_three_numbers -->
@@ -431,11 +456,13 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="drafters"))
 # ## 10. Card
 #
 # - A draft model guesses one token after another: k passes of the draft, then one of the target over all guesses.
+# - One guess pays where 1 + a > v(1) + c; with v = 1 where a > c.
 # - A feature head reads the target's hidden state and the token drawn there, and uses the target's embedding and lm_head:
 #   one layer, good guesses, one target.
 # - Early exit: the target's first layers guess. c is their share of the layers and an lm_head; exits have to be trained.
 # - Roll-back is a counter: rejected slots are overwritten, attention does not look beyond what counts. Rows advance by
 #   different numbers of tokens.
-# - The draft's cache lies beside the target's, by the same block ids. What guesses also computes every token of the text.
-# - Train the drafter on what the target says. Distribution shift lowers acceptance; online training follows it.
+# - The draft's cache lies beside the target's, by the same block ids. The drafter also computes every token of the text.
+# - A feature head has the target's hidden state for its first guess; after that it reads its own estimate.
+# - Train the drafter on the target's own output. Distribution shift lowers acceptance; online training follows it.
 # - Quote acceptance length with k, temperature, task and model.

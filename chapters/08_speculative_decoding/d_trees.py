@@ -6,6 +6,7 @@
 
 # %% name="setup"
 import inspect
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import product
 from urllib import request as stdlib_text
@@ -20,8 +21,9 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure,
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.ngram import NgramProposer
+from reference_impl.annexes.speculative.tree import Tree as EngineTree
 from reference_impl.bench.speculative import workload
+from reference_impl.observe.trace import DraftUse
 from reference_impl.theory import speculative as theory
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
@@ -49,7 +51,7 @@ def spelled(token):
     return llm.tokenizer.decode([token])
 
 
-# What the target writes behind 36 beginnings of functions; the last six are kept apart for measuring.
+# What the target writes after 36 beginnings of functions; the last six are kept apart for measuring.
 heads_of_functions = [
     llm.encode(f'def {verb}_{noun}(path, limit=None):\n    """') for verb, noun in product(VERBS, NOUNS)
 ]
@@ -64,8 +66,9 @@ corpus = [corpus[i : i + 100] for i in range(0, 30 * 100, 100)]
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Two more output matrices on the target's last hidden state shall say the token after next, and the one behind it: two
-# guesses in one go, no second model. We train them below, in seconds. **The first of them: how often is its best guess
+# Two small matrices on the target's last hidden state, in front of the lm_head, are trained to predict the token after next,
+# and the one after that: two guesses in one go, no second model. (Section 2 says why several guesses for one place are
+# useful; here is what makes them.) We train them below, in seconds. **The first of them: how often is its best guess
 # right on text of the target's own that it has not seen?**
 
 # %% name="predict"
@@ -74,8 +77,8 @@ widgets.predict("08d-head", "How often is a quickly trained head right about the
 # %% [markdown] name="heads-text"
 # A **Medusa head** (Cai et al. 2024) is a small block beside the lm_head: h + silu(W h), and then an output matrix of its own,
 # begun as a copy of lm_head. Ours share the target's lm_head, so that a head is one small matrix.
-# Head 1 says token p + 2 from the hidden state of p, head 2 says token p + 3, and neither sees the other's guess, nor the
-# token that is drawn at p + 1. Training data: hidden states of the frozen target over a text, and the text's later
+# Head 1 predicts token p + 2 from the hidden state of p, head 2 token p + 3, and neither has the other's guess as input, nor
+# the token that is drawn at p + 1. Training data: hidden states of the frozen target over a text, and the text's later
 # tokens.
 
 
@@ -103,7 +106,7 @@ def train(texts, ahead, steps=60):
     return weight.detach()
 
 
-def says(weight, hidden):  # logits of a head
+def head_logits(weight, hidden):
     return target.logits(hidden + functional.silu(hidden @ weight))
 
 
@@ -111,7 +114,7 @@ def says(weight, hidden):  # logits of a head
 def right(weight, texts, ahead, width=1):
     """How often the wanted token is among the head's best `width`."""
     hidden, wanted = pairs(texts, ahead)
-    return float((says(weight, hidden).topk(width).indices == wanted[:, None]).any(1).float().mean())
+    return float((head_logits(weight, hidden).topk(width).indices == wanted[:, None]).any(1).float().mean())
 
 
 untrained = torch.zeros(c.hidden_size, c.hidden_size)
@@ -124,8 +127,34 @@ widgets.reveal("08d-head", 100 * right(head1, held_out, 1))
 widgets.table(rows, ["drafter", "right on held-out text of the target's own"])
 
 # %% [markdown] name="heads-reading"
-# That is **alignment** measured: the same head, the same number of steps, and the target's own text teaches it more about
-# the target than other text does. Head 2 has a harder task: two tokens that it does not see stand between.
+# That is **alignment**: the same head, the same number of steps, and the target's own text teaches it more about the target
+# than other text does. Head 2 has a harder task: two tokens that it does not see stand between.
+#
+# How much of that is repetition? The target writes similar things after similar beginnings. So ask how many of the held-out
+# texts' n-grams stand in the training text; and how often a mere table is right, which has of every three tokens of the
+# training text what came most often two places further on.
+
+
+# %% name="heads-repeats"
+def grams(texts, n):
+    return [tuple(text[i : i + n]) for text in texts for i in range(len(text) - n + 1)]
+
+
+for n in (8, 16):
+    known = set(grams(own, n))
+    print(
+        f"{np.mean([gram in known for gram in grams(held_out, n)]):.0%} of the held-out {n}-grams stand in the training text"
+    )
+after_three = defaultdict(Counter)
+for *three, _, later in grams(own, 5):
+    after_three[tuple(three)][later] += 1
+hits = [after_three[gram[:3]].most_common(1)[0][0] == gram[4] for gram in grams(held_out, 5) if gram[:3] in after_three]
+print(f"the table is right about the token after next in {sum(hits) / len(grams(held_out, 5)):.0%}")
+
+# %% [markdown] name="heads-repeats-reading"
+# A good part of it is: the table, which knows nothing of hidden states, is not far below head 1. The comparison of the two
+# training texts says that a drafter has to know what its target writes, not by how much a head would gain on text that is
+# new.
 
 # %% [markdown] name="idea"
 # ## 2. The idea
@@ -160,8 +189,8 @@ ax.set_ylim(-0.8, 1.7)
 ax.axis("off")
 show(
     fig,
-    "Above a chain of six guesses behind the text. Below a tree of six: two alternatives for the first token, two and one "
-    "for the second behind them, one for the third behind the best.",
+    "Above a chain of six guesses after the text. Below a tree of six: two alternatives for the first token, two and one "
+    "for the second after them, one for the third after the best.",
 )
 
 # %% [markdown] name="scratch-text"
@@ -198,15 +227,17 @@ def tree_logits(text, tree_tokens, tree):
 
 
 # %% [markdown] name="scratch-tree-text"
-# The tree: the target's own next token is known when the heads speak, so head 1 has the first level, head 2 the second.
-# Three alternatives on the first level, two behind each.
+# The tree: the target's own next token is known when the heads are computed, so head 1 has the first level, head 2 the
+# second. Three alternatives on the first level, two after each.
 
 
 # %% name="scratch-tree"
 def grow(text, widths=(3, 2)):
-    """Guesses behind text: head 1's best, and behind each head 2's best. The heads speak at the last token but one."""
+    """Guesses after text: head 1's best, and after each head 2's best, from the hidden state of the last token but one."""
     hidden = one_pass(text)[-2][None]
-    levels = [says(w, hidden)[0].softmax(-1).topk(width) for w, width in zip((head1, head2), widths, strict=True)]
+    levels = [
+        head_logits(w, hidden)[0].softmax(-1).topk(width) for w, width in zip((head1, head2), widths, strict=True)
+    ]
     tokens, parents, chances = [], [], []
     for chance, token in zip(*(x.tolist() for x in levels[0]), strict=True):
         tokens.append(token), parents.append(-1), chances.append(chance)
@@ -225,18 +256,19 @@ for node in range(len(tokens)):  # each guess has the logits it would have had i
 print(f"{len(tokens)} guesses in one pass, each with the logits of its own path")
 
 # %% [markdown] name="scratch-verify-text"
-# Verifying (greedy) is a walk: from the text's end to the child that the target says, as long as there is one.
+# Verifying (greedy) is a walk: from the text's end to the child that is the target's likeliest token, as long as there is
+# one.
 
 
 # %% name="scratch-verify"
 def walk(logits, tokens, tree):
-    """The path that the target keeps, and its own token behind it."""
+    """The path that is kept, and the target's own token after it."""
     at, kept = -1, []
     while True:
-        says = int(logits[1 + at].argmax())
-        below = [i for i, parent in enumerate(tree.parents) if parent == at and tokens[i] == says]
+        likeliest = int(logits[1 + at].argmax())
+        below = [i for i, parent in enumerate(tree.parents) if parent == at and tokens[i] == likeliest]
         if not below:
-            return kept, says
+            return kept, likeliest
         at = below[0]
         kept.append(at)
 
@@ -290,12 +322,25 @@ print(f"{compared} steps with guesses: the walk keeps what the engine kept")
 # one position. Of the kept path they have to end up in the positions' own slots: moved after the step, or computed again.
 # And an attention kernel has to take a mask, or be called twice, over the text without a mask and over the tree with one,
 # and the two results merged as in chapter 05. The engine moves them, and its kernel takes a mask: a bit for each ancestor
-# of a guess. Here the feature head of `c_drafters` makes a tree of four guesses, with two behind each, in place of a chain.
+# of a guess. Of the tree in section 2, read from the right: the bit of the text's last token, then those of guesses 0 to 5
+# ("after -1": directly after the text).
+
+# %% name="engine-mask"
+six = EngineTree.of(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))  # as paths: which child, and which of its
+mine = Tree(tuple("012345"), six.parents, (1.0,) * 6).mask
+for node, bits in enumerate(six.sees(1)[1:].tolist()):
+    print(f"guess {node}, after {six.parents[node]}: {bits:07b}")
+    assert [bool(bits >> 1 + other & 1) for other in range(6)] == mine[node].tolist()
+
+# %% [markdown] name="engine-tree-text"
+# Now the feature head of `c_drafters` makes a tree of four guesses, with two after each, in place of a chain; and one that is
+# grown anew in each step, `"dynamic"` (section 5 says how).
 # (In float64: a step of thirteen tokens adds in another order than a step of one, and rounding in float32 could decide between
 # two tokens that are nearly equally likely. Then the texts would differ without a fault.)
 
 # %% name="engine-tree"
-shapes = {"chain of two": {"num_drafts": 2, "adaptive_drafts": "off"}, "tree of 4 and 2": {"draft_tree": (4, 2)}}
+shapes = {"chain of two": {"num_drafts": 2, "adaptive_drafts": "off"}, "tree of 4 and 2": {"draft_tree": (4, 2)},
+          "grown in each step": {"draft_tree": "dynamic"}}  # fmt: skip
 texts, steps, exact = [], {}, COMMON | {"dtype": "float64"}
 for name, options in {"plain": {}, **shapes}.items():
     guessing = {"draft_model": course_model("eagle")} if options else {}
@@ -305,11 +350,11 @@ for name, options in {"plain": {}, **shapes}.items():
         llm.engine.step()
     texts.append(request.output_tokens)
     steps[name] = len(llm.engine.trace.steps())
-assert texts[0] == texts[1] == texts[2]
+assert all(text == texts[0] for text in texts)
 widgets.table([[name, number] for name, number in steps.items()], ["guesses", "steps for the same 60 tokens"])
 
 # %% [markdown] name="engine-tree-reading"
-# Twelve guesses a step, and the text is the same. Whether fewer steps are worth it depends on v(12).
+# Twelve guesses a step in both trees, and the text is the same. Whether fewer steps are worth it depends on v(12).
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -349,13 +394,13 @@ widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess"
 
 # %% [markdown] name="measure-shapes-reading"
 # Width pays slowly: doubling it doubles the tokens to verify, and adds less to what is kept. So trees are for small batches, where
-# a step has room, and they are grown where the drafter is unsure. EAGLE-2 does that: it expands the guesses with the
+# a step has room. EAGLE-2 makes the tree deep where the head is sure and wide where it is not: it expands the guesses with the
 # largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
-# engine that is `LLM(..., draft_model=..., draft_tree="dynamic")`.
+# engine that is `draft_tree="dynamic"`, the last row of the table in section 4.
 #
 # ### Lookahead: guesses without any drafter
 #
-# **Jacobi iteration**: guess a window of tokens anyhow, compute all of it at once, and take what the model says as the next
+# **Jacobi iteration**: fill a window with any tokens, compute all of it at once, and take the model's likeliest tokens as the next
 # guess. The first wrong token becomes right in every pass, so after n passes at least n tokens are what plain decoding
 # writes; sometimes several become right at once. A window of eight is begun with nonsense, and passes are made until one
 # changes nothing, which shows that all eight are right. **How many passes is that, with this last one?**
@@ -379,10 +424,10 @@ print(f"right from the start after each pass: {found}")
 widgets.reveal("08d-jacobi", passes)
 
 # %% [markdown] name="measure-jacobi-reading"
-# On its own that gains little. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
+# Here every pass made one more token right, which is the pace of plain decoding. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
 # step, collects the n-grams that appear along the iterations in a pool, and in the same pass verifies those that begin with
 # the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training. Window and
-# candidates are one tree behind the last token, so the engine verifies them as it does any other: `speculative="lookahead"`.
+# candidates are one tree after the last token, so the engine verifies them as it does any other: `speculative="lookahead"`.
 #
 # ### Block drafters
 #
@@ -406,13 +451,13 @@ for a in (0.6, 0.8, 0.9):
 widgets.table(rows, ["acceptance", "k passes, best", "one pass, k = 4", "k = 8", "k = 16"])
 
 # %% [markdown] name="measure-block-reading"
-# (c = 0.1, v = 1.) The catch is the acceptance: guesses that do not see each other fit together worse. That is E08.7 below.
+# (c = 0.1, v = 1.) The catch is the acceptance: guesses made without each other fit together worse. That is E08.7 below.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
 # The tree that was verified above, at the same place, with the path that the target kept. *Choose a guess on the second
-# level: which row of the mask is its, and why does it not see the guess beside it?*
+# level: which row of the mask is its, and why is the guess beside it masked?*
 
 # %% name="explore-widget"
 text = held_out[0][:44]
@@ -423,25 +468,43 @@ widgets.draft_tree(replace(tree, kept=tuple(kept)))
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Lookahead decoding is n-gram prediction."** (E08.5) Two methods are mixed up. Prompt lookup copies from the text; it is
-# silent where nothing repeats. Lookahead makes its n-grams by Jacobi iteration, with the model. On a text without
-# repetition:
+# **"Lookahead decoding is n-gram prediction."** (E08.5) Two methods are mixed up. Prompt lookup copies from the text; it
+# guesses nothing where nothing repeats. Lookahead makes its n-grams by Jacobi iteration, with the model, and keeps them in a
+# pool. Both on one text, which begins with nothing to copy. Of lookahead, the n-grams that stood in the pool and of which
+# the next step kept a part:
 
 # %% name="errata-lookahead"
-new_text = chained.engine.add(list(range(100, 140)), GREEDY)  # forty different tokens
-print("prompt lookup guesses:", list(NgramProposer().propose(new_text, 4)))
-chained.engine.abort(new_text.id)
-print(f"Jacobi iteration above had {found[1]} tokens right after two passes")
+beginning, written = llm.encode('def find_words(path, limit=None):\n    """'), []
+for method, drafts in (("ngram", {"num_drafts": 4}), ("lookahead", {})):
+    one, useful = LLM(course_model("target"), speculative=method, adaptive_drafts="off", **drafts, **exact), []
+    request = one.engine.add(beginning, replace(GREEDY, max_tokens=48))
+    while one.engine.has_work():
+        before = list(request.tokens)
+        pool = one.engine.executor.lookahead.pool.flatten(0, 1).tolist() if method == "lookahead" else []
+        one.engine.step()
+        kept = request.tokens[len(before) : -1]  # without the target's own token
+        useful += [gram for gram in pool if kept and gram[0] == before[-1] and gram[1:][: len(kept)] == kept]
+    written.append(request.output_tokens)
+    use = DraftUse.of(one.engine.trace.steps())
+    print(
+        f"{method}: {len(one.engine.trace.steps())} steps, {use.num_draft_tokens} guesses, {use.num_accepted_tokens} kept"
+    )
+assert written[0] == written[1]
+print("from the pool:", [llm.tokenizer.decode(gram) for gram in useful])
+
+# %% [markdown] name="errata-lookahead-reading"
+# Lookup's guesses are few, since it needs a repetition. Lookahead has up to twelve in every step from the second on, most of
+# them wrong: whether that pays is v(12) again.
 
 # %% [markdown] name="errata-typical-text"
 # **"Medusa, EAGLE and lookahead preserve the distribution."** (E08.6) The *rule of acceptance* does, or does not. Medusa's
 # default for sampling is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
-# whether it comes as often as p says. What comes out, at positions of the course target, if head 1 draws the guesses:
+# whether it comes as often as p has it. What comes out, at positions of the course target, if head 1 draws the guesses:
 
 # %% name="errata-typical"
 hidden, wanted = pairs(held_out, 1)
 p = torch.cat([target.logits(one_pass(t))[1:-1].softmax(-1) for t in held_out]).double()
-q = says(head1, hidden).softmax(-1).double()
+q = head_logits(head1, hidden).softmax(-1).double()
 entropy = -(p * p.clamp(min=1e-12).log()).sum(-1, keepdim=True)
 plausible = p > torch.minimum(torch.tensor(0.09), 0.3 * (-entropy).exp())
 typical = torch.where(plausible, q, 0)
@@ -457,18 +520,18 @@ assert torch.allclose(exact, p)
 assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 
 # %% [markdown] name="errata-typical-reading"
-# The engine has it as the one option that is lossy, `acceptance="typical"`, and says so in its trace.
+# The engine has it as the one option that is lossy, `acceptance="typical"`, and its trace counts such rows.
 #
 # So label every method: exact (greedy match, rejection, coupling) or approximate (typical acceptance, thresholds, top-n
 # match). An approximate one may be a good trade; it is another model, and has to be evaluated as one.
 #
 # **"Multi-token prediction predicts directly, not autoregressively."** (E08.7) Two designs have the name. *Parallel heads*
-# (Gloeckle et al. 2024; Medusa) see the same state, and not each other. *Sequential modules* (DeepSeek-V3) take the module
-# before and the token in between, so they keep the chain. What parallel heads cannot say:
+# (Gloeckle et al. 2024; Medusa) have the same state as input, and not each other's guesses. *Sequential modules* (DeepSeek-V3)
+# take the module before and the token in between, so they keep the chain. What parallel heads cannot express:
 
 # %% name="errata-mtp"
 first = np.array([0.5, 0.5])  # New, Los
-second = np.array([[1.0, 0.0], [0.0, 1.0]])  # York, Angeles behind them
+second = np.array([[1.0, 0.0], [0.0, 1.0]])  # York, Angeles after them
 joint, parallel = first[:, None] * second, np.outer(first, first @ second)
 print("the text:       New York 50 %, Los Angeles 50 %")
 print(
@@ -508,7 +571,7 @@ for ax, sequential, title in ((axes[0], False, "parallel heads"), (axes[1], True
     ax.axis("off")
 show(
     fig,
-    "Left: from one hidden state the lm_head and two heads say the next three tokens, independently. Right: each module takes "
+    "Left: from one hidden state the lm_head and two heads predict the next three tokens, independently. Right: each module takes "
     "what the module before made and the token in between, along dashed arrows, so the chain stays causal.",
 )
 
@@ -516,8 +579,24 @@ show(
 # DeepSeek-V3 was released with one such module: 11.5 billion parameters of its own, counted as 14 billion with its copies of
 # embedding and head. Used as a drafter, it is built like the feature head of `c_drafters`, with one norm more, and like
 # that one can be run again on its own output for more guesses: in this engine `speculative="mtp"`. The course model was not
-# trained with one; `course_model("mtp")` was trained behind it, from the feature head's weights.
+# trained with one; `course_model("mtp")` was trained after it, from the feature head's weights. Both kinds, as the course has
+# them, on the same prompts:
 # <!-- source: DeepSeek-V3 technical report and model card, 2024-12 -->
+
+# %% name="errata-mtp-engine"
+rows = []
+for name, kind in (("medusa", "parallel heads"), ("mtp", "a sequential module, run again and again")):
+    one = LLM(course_model("target"), draft_model=course_model(name), num_drafts=4, adaptive_drafts="off", **COMMON)
+    one.generate(workload("code", 4), replace(GREEDY, max_tokens=48))
+    use = DraftUse.of(one.engine.trace.steps())
+    reached = [use.num_drafts, *use.accepted_per_position[:-1]]
+    chances = [f"{kept / max(1, n):.0%}" for kept, n in zip(use.accepted_per_position, reached, strict=True)]
+    rows.append([name, kind, *chances, f"{1 + use.num_accepted_tokens / use.num_drafts:.2f}"])
+widgets.table(rows, ["drafter", "kind", "1st", "2nd", "3rd", "4th", "acceptance length"])
+
+# %% [markdown] name="errata-mtp-engine-reading"
+# (Chances given that the guesses before were kept.) The heads' first guess is worse already: they do not have the token that
+# was drawn at p + 1, and they are small, one matrix each.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -531,7 +610,11 @@ show(
 #
 # Papers: Medusa (Cai et al. 2024), Lookahead (Fu et al. 2024), SpecInfer (Miao et al. 2024, trees and their mask), EAGLE-2
 # (Li et al. 2024), multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024). Exact sampling from a tree is rejection
-# along it: at each level try the children one after another, each time against what is left of p.
+# along it. The children of a node are drawn from q without replacement and tried in that order: the first against p and q; if
+# it is rejected, p becomes the residual, q loses the child that was tried, and the next one is tried against these. If none
+# is kept, the token is drawn from what is left of p. (Rule and proof: `reference_impl/annexes/speculative/candidates.py`.
+# Children that are simply the likeliest ones have q = 1 each, and are kept with their share of what is left of p.) SpecTr
+# (Sun et al. 2023) asks which rule keeps the most of several independent draws, a problem of optimal transport.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -545,10 +628,10 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="trees"))
 # ## 10. Card
 #
 # - Tree: alternatives are verified in one pass. Mask: the text and the guess's own path. Position: depth. Kept: the path
-#   that the target says. The kept path's keys and values have to move to their positions' slots.
+#   of the target's own tokens. The kept path's keys and values have to move to their positions' slots.
 # - Each doubling of the width adds less to what is kept, and doubles the tokens to verify: for small batches.
 # - Medusa: heads on the last hidden state, all at once. MTP: parallel heads, or sequential modules that keep the chain.
 # - Lookahead: Jacobi window, pool of n-grams, verification, in one pass. Prompt lookup: a copy. Not the same.
-# - k guesses in one pass cost c once; what they lose is that they do not see each other.
+# - k guesses in one pass cost c once; what they lose is that none depends on another.
 # - Exact is the rule of acceptance, not the drafter. Typical acceptance is approximate.
 # - Train drafters on the target's own text.

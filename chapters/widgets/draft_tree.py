@@ -66,7 +66,7 @@ def draw(tree: Tree, node: int) -> Shown:
         f"to {len(path)} of them: {words}."
     )
     kept = " → ".join(tree.names[at] for at in tree.kept) or "none"
-    fig.text(0.01, 0.975, f"{text}\nKept: {kept}; with the target's own token behind it {len(tree.kept) + 1} tokens.",
+    fig.text(0.01, 0.975, f"{text}\nKept: {kept}; with the target's own token after it {len(tree.kept) + 1} tokens.",
              va="top", fontsize=9, color=INK)  # fmt: skip
     return show(fig, f"{text} Kept by the target: {kept}.")
 

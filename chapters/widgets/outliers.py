@@ -51,7 +51,7 @@ def draw(tensors: Mapping[str, q.Floats], tensor: str, shared: str) -> Shown:
 
 
 def outliers(tensors: Mapping[str, q.Floats]) -> View:
-    """Choose a layer's inputs and what shares a scale. tensors: by name, arrays [tokens, channels]."""
+    """Choose a layer's inputs, keys or values, and what shares a scale. tensors: by name, arrays [tokens, channels]."""
     for name, x in tensors.items():
         if np.ndim(x) != 2 or not np.any(x):
             raise ValueError(f"{name}: expected [tokens, channels] that are not all 0, got {np.shape(x)}")
@@ -61,6 +61,6 @@ def outliers(tensors: Mapping[str, q.Floats]) -> View:
         return Dropdown(options=options, value=options[0], description=label, style=wide)
 
     return View(
-        {"tensor": menu(list(tensors), "Inputs of"), "shared": menu(list(SHARED), "One scale for")},
+        {"tensor": menu(list(tensors), "Tensor"), "shared": menu(list(SHARED), "One scale for")},
         lambda **values: draw(tensors, **values),
     )

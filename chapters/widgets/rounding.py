@@ -13,6 +13,7 @@ from reference_impl.theory import quantization as q
 
 GROUPS = {"the whole tensor": None, "128": 128, "64": 64, "32": 32, "16": 16}
 SCALES: dict[str, q.ScaleFormat] = {"16 bits": "exact", "E8M0 (MX)": "e8m0", "E4M3 (NVFP4)": "e4m3"}
+MX = ("int8", "e4m3", "e5m2", "e2m1")  # what the MX formats of FORMATS are made of
 ROWS = 64  # of a tensor: enough for its error, and few enough to be drawn while a slider moves
 OUTLIERS = {"none": 0, "10 times the rms": 10, "30 times the rms": 30, "100 times the rms": 100}
 
@@ -28,9 +29,18 @@ def with_outlier(x: q.Floats, times: float) -> q.Floats:
 def draw(
     tensors: Mapping[str, q.Floats], tensor: str, format_name: str, group: str, scales: str, outlier: str, clip: float
 ) -> Shown:
-    """Left: the first group, and where its format has values. Right: the error of every format, same groups."""
+    """Left: the first group, and where its format has values. Right: the error of every format, same groups.
+
+    Power-of-two scales belong to the MX formats: with E8M0 the others are not shown.
+    """
     x, size, kind = with_outlier(tensors[tensor], OUTLIERS[outlier]), GROUPS[group], SCALES[scales]
-    found = {name: q.rounded(x, name, size, kind, clip) for name in q.FORMATS}
+    if kind == "e8m0" and format_name not in MX:
+        text = f"{format_name} has no {scales} scales: choose one of {', '.join(MX)}, or other scales."
+        fig = figure(8.2, 1.0)
+        fig.text(0.01, 0.5, text, va="center", fontsize=9, color=INK)
+        return show(fig, text)
+    compared = MX if kind == "e8m0" else tuple(q.FORMATS)
+    found = {name: q.rounded(x, name, size, kind, clip) for name in compared}
     errors = {name: q.relative_error(x, y) for name, y in found.items()}
     mine = found[format_name]
     zeros = float(np.mean((mine == 0) & (x != 0)))
@@ -48,7 +58,7 @@ def draw(
     for i, name in enumerate(names):
         right.text(place[i] + 0.02, i, f"{errors[name]:.2%}", va="center", fontsize=8, color=INK)
     right.set_xlim(0, 2.8)
-    tidy(right, "error, % of the tensor's rms", "", "all formats, same groups")
+    tidy(right, "error, % of the tensor's rms", "", f"{'MX' if kind == 'e8m0' else 'all'} formats, same groups")
     fig.text(0.01, 0.975, text, va="top", fontsize=9, color=INK)
     best = min(errors, key=errors.__getitem__)
     return show(fig, f"{text}. Groups: {group}, scales in {scales}, outlier: {outlier}. The least error has {best}.")
@@ -77,7 +87,7 @@ def rounding(
     for name, x in tensors.items():
         if np.ndim(x) != 2 or x.shape[1] % 128:
             raise ValueError(f"{name}: expected [rows, columns] with a multiple of 128 columns, got {np.shape(x)}")
-    wide, layout = {"description_width": "130px"}, {"width": "480px"}
+    wide, layout = {"description_width": "130px"}, {"width": "620px"}
 
     def menu(options: Any, value: str, label: str) -> Dropdown:
         return Dropdown(options=list(options), value=value, description=label, style=wide)
@@ -90,7 +100,8 @@ def rounding(
             "scales": menu(SCALES, "16 bits", "Scales in"),
             "outlier": menu(OUTLIERS, outlier, "One outlier of"),
             "clip": FloatSlider(
-                1.0, min=0.05, max=1, step=0.05, description="Scale for this share", style=wide, layout=layout,
+                1.0, min=0.05, max=1, step=0.05, description="Scale made for this share of the largest",
+                style={"description_width": "270px"}, layout=layout,
                 continuous_update=False,
             ),
         },

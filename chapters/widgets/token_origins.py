@@ -1,5 +1,5 @@
 """A stream of tokens, each coloured by where it came from: a guess that was kept, what stood in a wrong one's place,
-the token behind guesses that were all right, or a step without guesses."""
+the token after guesses that were all right, or a step without guesses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reference_impl.interfaces import StepDone
 ORIGINS = {  # kind: (what it says, background, line below it): the line says without colour what the colour says
     "guess": ("a guess that was kept", "#0072B230", "3px solid #0072B2"),
     "instead": ("in place of a wrong guess", "#D55E0030", "3px dashed #D55E00"),
-    "bonus": ("bonus: behind guesses that were all kept", "#009E7330", "3px double #009E73"),
+    "bonus": ("bonus: after guesses that were all kept", "#009E7330", "3px double #009E73"),
     "plain": ("without guesses", "transparent", "3px dotted #B8B8B8"),
 }
 
@@ -71,7 +71,7 @@ def draw(pieces: Sequence[str], found: Sequence[Origin], steps: int) -> Shown:
     )
     marks = {"guess": "", "instead": "~", "bonus": "+", "plain": "."}
     plain = "".join(f"{'|' if origin.nth == 0 else ''}{piece}{marks[origin.kind]}" for piece, origin in shown)
-    return Shown(page, f"{summary}.\n(| begins a step; behind a token: ~ instead, + bonus, . without guesses)\n{plain}")
+    return Shown(page, f"{summary}.\n(| begins a step; after a token: ~ instead, + bonus, . without guesses)\n{plain}")
 
 
 def token_origins(

@@ -38,12 +38,16 @@ def collect(
         list[str] | None,
         typer.Option(help="FILE=STUDENT: whose a file, or all of a folder, is; FILE= leaves it out. May be repeated."),
     ] = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Blackboard: the time zone of its server, such as Europe/Berlin.")
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Replace what is there also by what is older or worse, without asking.")
     ] = False,
 ) -> None:
     """Take in submissions. What cannot be read is refused with a reason and graded with zero, never skipped."""
     from grader.courses import grading
+    from grader.courses.late import zone_named
     from grader.courses.recorded import recorded
     from grader.submissions.collect import collect as collect_all
 
@@ -57,7 +61,7 @@ def collect(
     try:
         root = open_course(course)
         slug = grading.lab_slug(root, lab)
-        done = collect_all(root, slug, source, form, _whose(whose or []), allow)
+        done = collect_all(root, slug, source, form, _whose(whose or []), allow, zone_named(zone) if zone else None)
     except (CourseError, OSError) as error:
         _stop(error)
     for one in done.received:
@@ -66,6 +70,7 @@ def collect(
     for warning in done.warnings:
         console.print(warning, style="red", markup=False, highlight=False, soft_wrap=True)
     _list("left as it was, see above; --yes replaces it", list(done.kept))
+    _list("ignored, of other labs", done.of_other_labs)
     _list("ignored, files of no student", [str(path) for path in done.ignored])
     for time_from in sorted({one.time_from for one in done.received if one.time}):
         times = sorted(one.time[:16].replace("T", " ") for one in done.received if one.time_from == time_from)
@@ -129,6 +134,8 @@ def roster(
         _stop(error)
     for note in done.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
+    for line in done.changes:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     _list("in the course, but not in this file", done.absent)
     console.print(
         f"{len(known.students)} students: {len(done.added)} new, {len(done.changed)} changed. "

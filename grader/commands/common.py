@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperOption
 
 from grader.course import open_course
 from grader.results.shown_text import shown_line
@@ -22,6 +23,18 @@ console = Console()
 STALE = "inferlab grade run {} --drop-manual, or --keep-manual"
 LabArgument = Annotated[str, typer.Argument(help="Number or folder of the lab, such as 02.")]
 CourseOption = Annotated[Path, typer.Option("--course", help="The course folder.")]
+
+
+class Once(TyperCommand):
+    """A command that refuses an option given twice, of which otherwise the last would count without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for option in order:
+            once = isinstance(option, TyperOption) and not (option.multiple or option.count or option.is_flag)
+            if once and order.count(option) > 1:
+                raise typer.BadParameter(f"{option.opts[0]} is given {order.count(option)} times: give it once")
+        return super().parse_args(ctx, args)
 
 
 def open_lab(course: Path, lab: str) -> tuple[Path, str]:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from grader.commands.collect_cli import collect, repair, roster
+from grader.commands.common import Once
 from grader.commands.late_cli import due, extend, late
 from grader.commands.prove_cli import prove
 from grader.commands.report_cli import report
@@ -117,3 +118,5 @@ app.command(epilog="Example: inferlab grade prove 02 --sample 50 --jobs 2")(prov
 
 
 app.add_typer(results_app)
+for _command in (*app.registered_commands, *results_app.registered_commands):
+    _command.cls = Once

@@ -64,7 +64,10 @@ def late(
         typer.Option(metavar="STUDENT WHEN", help="When a student handed in: YYYY-MM-DD HH:MM ZONE, or unknown."),
     ] = None,
     file_times: Annotated[
-        bool, typer.Option("--file-times", help="Times that only the files have hold: take points off by them, too.")
+        bool,
+        typer.Option(
+            "--file-times", help="Times that only files have, or that have no zone, hold: they cost points, too."
+        ),
     ] = False,
 ) -> None:
     """Say who was late and what it costs, after setting the course's policy where options are given."""
@@ -84,19 +87,22 @@ def late(
         if time is not None:
             lateness.set_time(root, slug, *time)
         found = settle(root, slug)
-        by_file = [one for one in found if one.by_file] if policy.per_day else []
-        if by_file and not file_times:
-            listed("Late only by their files' own times, which unpacking and copying change", [o.line for o in by_file])
+        unconfirmed = [one for one in found if one.unconfirmed] if policy.per_day else []
+        if unconfirmed and not file_times:
+            what = "a file's own, which unpacking and copying change, or one without a zone"
+            listed(f"Late only by times that may be wrong: {what}", [one.line for one in unconfirmed])
             file_times = asked("Do these times hold, and are points to be taken off?")
             if not file_times:
                 said = f"If they hold: inferlab grade late {slug} --file-times; if not: --time STUDENT WHEN"
                 console.print(said, soft_wrap=True)
-        if by_file and file_times:
-            lateness.confirm_file_times(root, slug, by_file)
-            found, by_file = settle(root, slug), []
+        if unconfirmed and file_times:
+            lateness.confirm_file_times(root, slug, unconfirmed)
+            found, unconfirmed = settle(root, slug), []
     except CourseError as error:
         _stop(error)
-    console.print(f"Due: {policy.due.get(slug, 'never')}. A day costs {policy.per_day:.0%} of the points, at most "
-                  f"{policy.maximum:.0%}; {policy.grace_minutes:g} minutes of grace.", markup=False)  # fmt: skip
-    listed("Late", [one.line for one in found if one.days and one not in by_file])
+    console.print(f"Due: {policy.due.get(slug, 'never')}. A day costs {policy.per_day:.0%} of the lab's points, at "
+                  f"most {policy.maximum:.0%}; {policy.grace_minutes:g} minutes of grace.", markup=False)  # fmt: skip
+    if not found:
+        console.print(f"Nobody is graded yet; first: inferlab grade run {slug}", markup=False)
+    listed("Late", [one.line for one in found if one.days and one not in unconfirmed])
     listed("Without a time of handing in; not penalised", without_time(root, slug, found))

@@ -28,6 +28,8 @@ from grader.saying import stop as _stop
 if TYPE_CHECKING:
     from grader.reports.report import Report
 
+PATTERNS = 30  # that are printed
+
 
 def report(
     lab: LabArgument,
@@ -100,9 +102,14 @@ def _print_report(found: Report) -> None:
         checks.add_row(*map(escape, (shown_line(check.grade_id), f"{check.passed} of {graded}", str(check.failed),
                                      str(check.untried), f"{check.seconds:.2f}", shown_line(likely))))  # fmt: skip
     console.print(checks)
-    listed("Failed together, with the known mistakes that do exactly this", [
+    together = [
         f"{how_many(len(pattern.students))}: {' or: '.join(pattern.faults) or 'no known mistake'} "
-        f"({', '.join(pattern.checks)}; {some(pattern.students)})" for pattern in found.patterns[:10]])  # fmt: skip
+        f"({', '.join(pattern.checks)}; {some(pattern.students)})"
+        for pattern in found.patterns[:PATTERNS]
+    ]
+    if (left := len(found.patterns) - PATTERNS) > 0:
+        together.append(f"and {left} more: --html or --json FILE has all")
+    listed("Failed together, with the known mistakes that do exactly this", together)
     listed("Not graded in the ordinary way", [": ".join(part for part in row if part) for row in found.trouble])
     listed("Flags, for you to look at; students do not see them", [f"{who}: {flag}" for who, flag in found.flags])
     listed(f"Points by hand from before the last grading; to drop or keep them: {STALE.format(found.lab)}", found.stale)

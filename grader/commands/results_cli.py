@@ -39,6 +39,9 @@ def feedback(
     packed: Annotated[
         Path | None, typer.Option("--zip", help="Pack the pages too, named as Canvas or Moodle takes them back.")
     ] = None,
+    lms: Annotated[
+        str, typer.Option(metavar="canvas|moodle", help="Of which LMS the zip is, where students handed in by both.")
+    ] = "",
     course: CourseOption = Path(),
 ) -> None:
     """Write one page per student, with scores and comments as the gradebook has them now."""
@@ -47,11 +50,13 @@ def feedback(
     from grader.reports.feedback_zip import write_feedback_zip
 
     try:
+        if lms and packed is None:
+            raise CourseError("--lms says of which LMS the zip is: it goes with --zip FILE")
         root, slug = open_lab(course, lab)
         with course_lock(root):
             settle(root, slug)
             pages, failed = grading.feedback(root, slug)
-        form, left_out = write_feedback_zip(root, slug, pages, packed) if packed and pages else ("", [])
+        form, left_out = write_feedback_zip(root, slug, pages, packed, lms) if packed and pages else ("", [])
     except (CourseError, OSError) as error:
         _stop(error)
     if not pages and not failed:

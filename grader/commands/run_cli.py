@@ -86,7 +86,9 @@ def run(
     except (CourseError, OSError) as error:
         _stop(error)
     if recorded:
-        console.print(f"{recorded} were graded before and are recorded in the gradebook now.")
+        console.print(
+            f"{recorded} were graded before: what the gradebook lacked of them (results, times) is in it now."
+        )
     console.print(f"{number} graded, {len(todo.done) + recorded} unchanged. Next: inferlab grade feedback {slug}")
     if lower:
         console.print(f"Fewer points than at the last grading ({len(lower)}):", style="red")

@@ -49,7 +49,8 @@ def release(root: Path, wanted: str, sources: Path) -> tuple[str, Path]:
         made.unlink()
         refuse(leaks, f"lab {slug} was not released")
     list_drawn(root, sources)
-    write_misconceptions(found[0], sources.parent / "tests" / "labs", root / "misconceptions")
+    mutants = sources.parent / "tests" / "labs"
+    write_misconceptions(found[0], mutants, root / "misconceptions", drawn(root, found[0]))
     return slug, made
 
 

@@ -24,7 +24,7 @@ from grader.course import CourseError, course_lock
 from grader.courses.course import nbgrader_config
 from grader.labs.release import course_directory
 from grader.submissions.history import DamagedReceipt, read_history
-from grader.submissions.receipt import from_file
+from grader.submissions.receipt import is_doubtful
 from grader.submissions.receipt import set_time as set_time_received
 from grader.submissions.roster import load_roster
 
@@ -72,8 +72,9 @@ class Policy:
 @dataclass(frozen=True)
 class Late:
     """One submission against its due date. due: with the extension, None without a due date; submitted: None where
-    unknown; days: 0 is in time; penalty: points; by_file: the time is a file's own and not confirmed, so nothing is
-    taken off; in_time: the LMS says so of the same bytes, by its own due date.
+    unknown; days: 0 is in time; penalty: points; unconfirmed: the time is a file's own, or has no zone, and is not
+    confirmed, so nothing is taken off; rests_on: what the time rests on; in_time: the LMS says so of the same bytes, by
+    its own due date.
     """
 
     student: str
@@ -81,17 +82,18 @@ class Late:
     submitted: datetime | None
     days: int
     penalty: float
-    by_file: bool = False
+    unconfirmed: bool = False
+    rests_on: str = "the file's own time"
     in_time: bool = False
 
     @property
     def line(self) -> str:
         """What is said of it in a list."""
         days = f"{self.student}: {self.days} day{'' if self.days == 1 else 's'}"
-        if self.by_file:
+        if self.unconfirmed:
             lms = ", but in time, says the LMS" if self.in_time else ""
             when = f"{self.submitted:%Y-%m-%d %H:%M} UTC"
-            return f"{days}, by the file's own time, {when}{lms}; nothing off until confirmed"
+            return f"{days}, by {self.rests_on}, {when}{lms}; nothing off until confirmed"
         return f"{days}, {self.penalty:g} points off"
 
 
@@ -105,14 +107,19 @@ def parse_when(text: str) -> datetime:
         naive = datetime.strptime(clock.replace("T", " "), "%Y-%m-%d %H:%M" + (":%S" if clock.count(":") == 2 else ""))
     except ValueError:
         raise CourseError(f"{text!r} is not a due date; expected {FORM}") from None
-    try:
-        local = naive.replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=1)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise CourseError(f"{zone!r} is not a time zone this machine knows; expected {FORM}. If no zone is known, "
-                          "pip install tzdata") from None  # fmt: skip
+    local = naive.replace(tzinfo=zone_named(zone, f"; expected {FORM}"), fold=1)
     if local.astimezone(UTC).astimezone(local.tzinfo).replace(tzinfo=None) != naive:
         raise CourseError(f"{clock} does not exist in {zone}: the clocks jump over it; choose another time")
     return local
+
+
+def zone_named(name: str, expected: str = ", such as Europe/Berlin or UTC") -> zoneinfo.ZoneInfo:
+    """A time zone. Raises CourseError."""
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        raise CourseError(f"{name!r} is not a time zone this machine knows{expected}. If no zone is known, "
+                          "pip install tzdata") from None  # fmt: skip
 
 
 def add_days(due: datetime, days: int) -> datetime:
@@ -222,7 +229,7 @@ def set_time(root: Path, slug: str, student: str, when: str) -> datetime | None:
 def confirm_file_times(root: Path, slug: str, found: Iterable[Late]) -> None:
     """From now on these times count, also for what being late costs."""
     policy = read_policy(root)
-    times = {one.student: one.submitted.isoformat() for one in found if one.by_file and one.submitted}
+    times = {one.student: one.submitted.isoformat() for one in found if one.unconfirmed and one.submitted}
     policy.file_times[slug] = dict(policy.file_times.get(slug) or {}) | times
     write_policy(root, policy)
 
@@ -325,9 +332,11 @@ def lateness(policy: Policy, slug: str, submission: Any, root: Path) -> Late:
     late = days_late(due, submitted - timedelta(minutes=policy.grace_minutes))
     if late and (policy.file_times.get(slug) or {}).get(submission.student_id) != submitted.isoformat():
         history = read_history(root, slug, submission.student_id)
-        if history and from_file(history[-1].time_from):
-            in_time = history[-1].late is False
-            return Late(submission.student_id, due, submitted, late, 0.0, by_file=True, in_time=in_time)
+        if history and is_doubtful(history[-1].time_from):
+            said, in_time = history[-1].time_from, history[-1].late is False
+            return Late(
+                submission.student_id, due, submitted, late, 0.0, unconfirmed=True, rests_on=said, in_time=in_time
+            )
     points = policy.fraction(late) * float(submission.max_score or 0.0)
     return Late(submission.student_id, due, submitted, late, round(min(points, float(submission.score or 0.0)), 6))
 

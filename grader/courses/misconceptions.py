@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from grader.course import CourseError
+from grader.labs.convention import Option, applied
 from grader.labs.lab import LabError, comment_text
+from grader.labs.percent_file import percent_cells_of
 from grader.results.result import Result
 
 TRIED = ("failed", "timed out", "killed for memory", "crashed")
@@ -29,11 +32,17 @@ class Misconception:
     fails: tuple[str, ...]
 
 
-def misconceptions_of(mutants: Path) -> list[Misconception]:
-    """The mutants in a folder, from their headers. Raises LabError for one without `# fault:` and `# fails:`."""
-    found = []
+def misconceptions_of(mutants: Path, options: Iterable[Option] = ()) -> list[Misconception]:
+    """The mutants in a folder, from their headers. Raises LabError for one without `# fault:` and `# fails:`.
+
+    Without those whose fault lies where an option of a private course changes the solution: what they do may be wrong
+    for other reasons there, or just what the course asks for.
+    """
+    found, chosen = [], list(options)
     for path in sorted(mutants.glob("*.py")):
-        header = re.split(r"^# %%", path.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        header, *code = re.split(r"^(?=# %%)", path.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)
+        if chosen and not _fits(percent_cells_of("".join(code), path.name), chosen):
+            continue
         fault, fails = comment_text(header, "fault"), comment_text(header, "fails")
         if not fault or not fails.strip():
             raise LabError(f"{path.name}: needs '# fault: ...' and '# fails: check, check'")
@@ -41,14 +50,27 @@ def misconceptions_of(mutants: Path) -> list[Misconception]:
     return found
 
 
-def write_misconceptions(lab_source: Path, tests_folder: Path, target: Path) -> int:
+def _fits(cells: Iterable[dict[str, Any]], options: Sequence[Option]) -> bool:
+    for cell in cells:
+        grade_id = cell["metadata"]["nbgrader"]["grade_id"]
+        here = [option.model_copy(update={"cells": {grade_id: option.cells[grade_id]}})
+                for option in options if grade_id in option.cells]  # fmt: skip
+        try:
+            applied({grade_id: cell["source"]}, here)
+        except LabError:
+            return False
+    return True
+
+
+def write_misconceptions(lab_source: Path, tests_folder: Path, target: Path, options: Iterable[Option] = ()) -> int:
     """At a release: write the table of lab `solutions/NN_slug/SLUG.py` to target/NN_slug.json; returns its length.
 
-    tests_folder holds NN_slug/mutants; target is the course's folder `misconceptions`. Nothing is written where there
+    tests_folder holds NN_slug/mutants; target is the course's folder `misconceptions`; options: see
+    `misconceptions_of`. Nothing is written where there
     are no mutants. Raises LabError.
     """
     slug = lab_source.parent.name
-    table = misconceptions_of(tests_folder / slug / "mutants")
+    table = misconceptions_of(tests_folder / slug / "mutants", options)
     if not table:
         return 0
     target.mkdir(parents=True, exist_ok=True)

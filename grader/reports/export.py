@@ -27,8 +27,8 @@ from typing import Any
 from grader.course import CourseError, course_secret
 from grader.courses.recorded import Damaged, state
 from grader.courses.scores import Score
-from grader.results.feedback import ACCEPTED
-from grader.results.result import CheckResult, Result
+from grader.results.feedback import ACCEPTED, WRONG_FILE
+from grader.results.result import NO_CELLS, WORDS, CheckResult, Result
 from grader.results.shown_text import shown, shown_line
 
 FORMATS = ("csv", "canvas", "moodle", "gradescope")
@@ -120,7 +120,8 @@ def _moodle_feedback(person: Score, result: Result | None) -> str:
     if result is None:
         return ""
     lines = [f"{sum(check.status == 'passed' for check in result.checks)} of {len(result.checks)} checks passed."]
-    for check in result.checks:
+    lines += reasons_of(result)
+    for check in () if result.status == "refused" else result.checks:
         if accepted(person, check):
             lines.append(f"{check.grade_id}: {ACCEPTED}.")
         elif check.status != "passed":
@@ -130,6 +131,13 @@ def _moodle_feedback(person: Score, result: Result | None) -> str:
         lines.append(f"Late: {number(person.late_penalty)} points taken off.")
     lines += [f"Comment: {comment}" for comment in person.comments]
     return "<br>".join(html.escape(shown_line(line, 1000)) for line in lines)
+
+
+def reasons_of(result: Result) -> list[str]:
+    """Why nothing of a submission was graded, in the grader's own words."""
+    if result.status == "refused":
+        return [f"Nothing was graded: {WORDS['refused']}: {result.reason}"]
+    return [f"Nothing was graded: {WRONG_FILE}."] if NO_CELLS in result.notes and not result.earned else []
 
 
 def accepted(person: Score, check: CheckResult) -> bool:

@@ -28,18 +28,27 @@ from grader.submissions.lms import moodle_participant
 from grader.submissions.roster import Roster, load_roster
 
 
-def write_feedback_zip(root: Path, slug: str, pages: Sequence[Path], target: Path) -> tuple[str, list[str]]:
+def write_feedback_zip(
+    root: Path, slug: str, pages: Sequence[Path], target: Path, lms: str = ""
+) -> tuple[str, list[str]]:
     """Pack `pages`, each in feedback/STUDENT/LAB/. Returns the form, canvas, moodle or folders, and the students left
     out: their submission did not come from that LMS, or its name does not say whose it is, or says it of two students,
-    who would read each other's page. Raises CourseError.
+    who would read each other's page. lms: canvas or moodle, where submissions came from both. Raises CourseError.
     """
     roster = load_roster(root)
     students = {page: page.relative_to(root / "feedback").parts[0] for page in pages}
     histories = {student: _history(root, slug, student) for student in students.values()}
-    forms = {form for one in histories.values() if (form := _form(one)) in ("canvas", "moodle")}
-    if len(forms) > 1:
-        raise CourseError(f"{slug} was collected from Canvas and from Moodle: one zip cannot go back to both")
-    form = forms.pop() if forms else "folders"
+    number = Counter(form for one in histories.values() if (form := _form(one)) in ("canvas", "moodle"))
+    if lms and lms not in number:
+        raise CourseError(
+            f"nobody whose page there is handed in by {lms}; expected {' or '.join(number) or 'no --lms'}"
+        )
+    if len(number) > 1 and not lms:
+        raise CourseError(
+            f"{slug} was collected from Canvas ({number['canvas']}) and from Moodle ({number['moodle']}), and one zip "
+            "goes back to one of them: --lms canvas, then --lms moodle with another --zip"
+        )
+    form = lms or next(iter(number), "folders")
     named = {student: _named(root, slug, student, form, roster, one) for student, one in histories.items()}
     twice = {address for address, times in Counter(one for one, _ in named.values()).items() if times > 1}
     left_out, names = [], set[str]()

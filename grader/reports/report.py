@@ -27,11 +27,12 @@ from grader.courses.recorded import Damaged, recorded
 from grader.courses.scores import Score, scores
 from grader.labs.lab import Lab, load_lab
 from grader.reports.similarity import Similar, similar
-from grader.results.result import Result
+from grader.results.result import NO_CELLS, Result
 from grader.results.shown_text import shown_line
 
 BINS = 10
 SLOW = 3.0  # times the median
+MANY = "one of {} known mistakes, under 'Failed together'"
 NO_PROOF = (
     "Similarity is a reason to look, not a proof: short functions have few ways to be written, and students may "
     "share a source that they were allowed to use."
@@ -41,7 +42,7 @@ NO_PROOF = (
 @dataclass(frozen=True)
 class CheckRow:
     """One check over all graded submissions. seconds: median; likely: (fault, students) of the misconceptions that
-    explain failures of it, the most frequent first.
+    explain failures of it, the most frequent first; where several fit, their number, and no one of them is named.
     """
 
     grade_id: str
@@ -127,9 +128,9 @@ def make_report(root: Path, slug: str, known: dict[str, list[str]] | None = None
         checks=_check_rows(list(graded.values()), patterns),
         patterns=patterns,
         trouble=tuple(
-            (student, result.status, shown_line(result.reason))
+            (student, result.status, shown_line(result.reason or NO_CELLS))
             for student, result in graded.items()
-            if result.status not in ("passed", "failed")
+            if result.status not in ("passed", "failed") or (NO_CELLS in result.notes and not result.earned)
         ),
         slow=tuple(
             sorted(
@@ -188,9 +189,8 @@ def _check_rows(graded: Sequence[Result], patterns: Sequence[Pattern]) -> tuple[
         likely: dict[str, int] = defaultdict(int)
         for pattern in patterns:
             if grade_id in pattern.explained and pattern.faults:
-                more = len(pattern.faults) - 1
-                others = f" (or {more} other{'' if more == 1 else 's'}, see below)" if more else ""
-                likely[pattern.faults[0] + others] += len(pattern.students)
+                fault = pattern.faults[0] if len(pattern.faults) == 1 else MANY.format(len(pattern.faults))
+                likely[fault] += len(pattern.students)
         check, passed = seen[-1][0], sum(one.status == "passed" for one, _ in seen)
         failed = sum(tried for _, tried in seen)
         middle = statistics.median(one.seconds for one, _ in seen)

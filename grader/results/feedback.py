@@ -15,6 +15,7 @@ from grader.results.result import NO_CELLS, WORDS, CheckResult, Result
 from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line, unfenced
 
 ACCEPTED, GRADED = "accepted by your instructor", "graded by your instructor"
+WRONG_FILE = "this file has none of the lab's cells: hand in the notebook of this lab"
 MAX_NOTES = 50
 MAX_ADDED = 200_000  # characters of added cells that are shown: a page of hundreds of MiB is useless
 
@@ -40,7 +41,7 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
         student=shown_line(result.student),
         checks=checks,
         answers=answers,
-        notes=[shown_line(note) for note in result.notes[:MAX_NOTES]],
+        notes=[shown_line(note) for note in result.notes[:MAX_NOTES] if not (note == NO_CELLS and result.earned)],
         printed=shown(result.printed).strip(),
         score=max(0.0, score - late_penalty),
         points=sum(check["points"] for check in checks) + sum(answer["points"] for answer in by_hand),
@@ -50,7 +51,7 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
         accepted=sum(check["done"] and not check["passed"] for check in checks),
         trouble=_trouble(result) if any(check["unseen"] for check in checks) else None,
         first=next(iter(failing), None),
-        wrong_file=NO_CELLS in result.notes,
+        wrong_file=WRONG_FILE if NO_CELLS in result.notes else "",
     )
 
 

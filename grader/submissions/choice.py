@@ -162,17 +162,24 @@ def with_cells_of(files: Sequence[tuple[str, Entry]], lab: Lab) -> list[tuple[st
     return found
 
 
+def attempts_of(files: Files) -> list[Files]:
+    """The files of one person by attempt, the oldest first: one group where the download tells no attempts."""
+    times = sorted({owner.attempt for owner, _ in files if owner.attempt})
+    groups = [[one for one in files if one[0].attempt == time] for time in times]
+    return groups or [files]
+
+
 def what_counts(files: Files, download: Download, lab: Lab) -> Handed:
     """What one person handed in: the file that counts, read, or why there is none."""
-    newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
-    attempt = [(owner, entry) for owner, entry in files if owner.attempt == newest]
+    attempt = attempts_of(files)[-1]
+    newest = attempt[0][0].attempt
     numbers = [owner.number for owner, _ in attempt]
     found = choose([(owner.file, entry) for owner, entry in attempt], lab, numbers=numbers)
     entry = found.entry or attempt[0][1]
     owner = next((owner for owner, other in attempt if other.path == entry.path), attempt[0][0])
     shared = sum(1 for _, other in download.owned if other is entry)
     notes = [*owner.notes, *found.notes, *([f"handed in by a group of {shared}"] if shared > 1 else [])]
-    changed, time_from = newest, f"{download.form}'s name for it"
+    changed, time_from = newest, f"{download.form}'s name for it{download.clock}"
     if owner.notes:
         time_from = "the files' own times"
     if newest is None:

@@ -12,10 +12,11 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, tzinfo
 from pathlib import Path, PurePosixPath
 
 from grader.course import CourseError, course_lock
-from grader.submissions.choice import Files, what_counts
+from grader.submissions.choice import Files, attempts_of, what_counts
 from grader.submissions.handed_in import Entry, opened
 from grader.submissions.history import DamagedReceipt, read_history
 from grader.submissions.lms import Download, Reading, understand
@@ -29,20 +30,25 @@ from grader.submissions.receipt import (
 from grader.submissions.roster import Roster, load_roster, safe_id, save_roster
 from grader.submissions.submitted import copy_secret, take_in
 
+NO_ZONE = (
+    "Blackboard's times name no zone: they are taken for this machine's ({}), and cost nobody points until you say "
+    "that they hold. If the server has another one, collect again with --zone, such as --zone Europe/Berlin, and run"
+)
 __all__ = ["Collected", "Handed", "Received", "collect", "receive"]
 
 
 @dataclass
 class Collected:
-    """What a collect did. form: how the download was understood; ignored: files without an owner; unknown: ids, with
-    names, of those not in the roster; missing: ids of the roster's students who have handed in nothing; kept: why what
-    a student had before still counts; warnings: what an instructor should look at; damaged: of whom nothing was taken
-    in, because what is there cannot be read.
+    """What a collect did. form: how the download was understood; ignored: files without an owner; of_other_labs:
+    folders of the course's labs that were not asked for; unknown: ids, with names, of those not in the roster; missing:
+    ids of the roster's students who have handed in nothing; kept: why what a student had before still counts; warnings:
+    what an instructor should look at; damaged: of whom nothing was taken in, because what is there cannot be read.
     """
 
     form: str
     received: list[Received] = field(default_factory=list)
     ignored: list[PurePosixPath] = field(default_factory=list)
+    of_other_labs: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
@@ -57,12 +63,14 @@ def collect(
     form: str = "auto",
     whose: Mapping[str, str] | None = None,
     allow: Callable[[dict[str, str]], bool] = lambda doubts: True,
+    zone: tzinfo | None = None,
 ) -> Collected:
     """Take in all submissions in `source`. Raises CourseError when `source` holds none, or where it is doubtful whose a
     file is, and takes in nothing then.
 
     whose: the student by a file, or by the folder it is in, where the instructor says so; an empty one leaves it out.
-    allow: is asked once for all students for whom a worse or an older file would replace what is there.
+    allow: is asked once for all students for whom a worse or an older file would replace what is there. zone: that of
+    Blackboard's server; this machine's if None.
     """
     release_path = next((root / "labs" / lab_slug).glob("*.ipynb"), None)
     if release_path is None:
@@ -74,13 +82,26 @@ def collect(
             form = "exchange"
         outer = "" if source.is_dir() else re.sub(r"( ?\([0-9]+\)|-[0-9]+)$", "", source.stem)
         download = understand(
-            entries, form, lab_slug, release_path.name, others, outer, lambda name: _is_student(root, roster, name)
+            entries,
+            form,
+            lab_slug,
+            release_path.name,
+            others,
+            outer,
+            lambda name: _is_student(root, roster, name),
+            zone,
         )
         done = Collected(download.form)
+        if download.clock:
+            done.warnings.append(NO_ZONE.format(datetime.now().astimezone().tzname()))
+        elif zone is not None and download.form != "blackboard":
+            raise CourseError(f"--zone is for Blackboard, whose times name none; this is {download.form}")
         if download.form == "exchange":
             download = without_forged(download, done.warnings)
         download = _told(download, roster, whose or {})
-        done.ignored = download.ignored
+        elsewhere = [path for path in download.ignored if set(re.split(r"[/+]", str(path))) & ({*others} - {lab_slug})]
+        done.ignored = [path for path in download.ignored if path not in elsewhere]
+        done.of_other_labs = sorted({str(path.parent) for path in elsewhere})
         if not download.owned:
             expected = f"STUDENT/{lab_slug}/{release_path.name} or STUDENT.ipynb"
             raise CourseError(f"no notebook in {source}; expected {expected}, or an LMS's download")
@@ -91,10 +112,19 @@ def collect(
         def take(student: str, ask: bool) -> str:
             if (root / "submitted" / student / lab_slug).is_dir():
                 take_in(root, lab_slug, student)  # what the exchange brought before is kept, too
-            handed = what_counts(people[student], download, lab)
+            *earlier, last = attempts_of(people[student])
+            handed = what_counts(last, download, lab)
+            known = bool(read_history(root, lab_slug, student))
+            for attempt in earlier if ask else ():
+                before = what_counts(attempt, download, lab)
+                if before.raw and not doubt(root, lab_slug, student, before):
+                    receive(root, lab_slug, student, before)
+                    note = f"an earlier attempt is kept, too, of {before.changed:%Y-%m-%d %H:%M} UTC"
+                    handed = replace(handed, notes=(*handed.notes, note))
             if ask and (why := doubt(root, lab_slug, student, handed) or handed.doubt):
                 return why
-            done.received.append(receive(root, lab_slug, student, handed))
+            received = receive(root, lab_slug, student, handed)
+            done.received.append(received if known else replace(received, news="new"))
             if download.form == "exchange":
                 copy_secret(root, root / "submitted" / student / lab_slug, people[student])
             return ""

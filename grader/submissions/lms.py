@@ -28,8 +28,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -37,10 +37,11 @@ import yaml
 
 from grader.course import CourseError
 from grader.examination.notebook_file import Refused
-from grader.submissions.handed_in import Entry, without_outer_folder
+from grader.submissions.handed_in import Entry, printable, without_outer_folder
 
 FORMATS = ("gradescope", "moodle", "blackboard", "exchange", "canvas", "folders")
 METADATA = "submission_metadata.yml"
+ON_THIS_CLOCK = ", as this machine's clock has it"
 MAX_NAME = 1000  # characters; no LMS writes a longer name, and the work for one stays bounded
 COPYING = timedelta(minutes=1)  # between the time in an exchange folder's name and that of the files in it
 
@@ -96,6 +97,7 @@ class Download:
     owned: list[tuple[Owner, Entry]]
     ignored: list[PurePosixPath]
     doubtful: list[tuple[Entry, list[Reading]]] = field(default_factory=list)
+    clock: str = ""  # what was assumed of its times, where it does not say their zone
 
     @property
     def times_are_real(self) -> bool:
@@ -111,11 +113,13 @@ def understand(
     other_labs: Iterable[str],
     outer: str = "",
     known: Callable[[str], bool] = lambda student: False,
+    zone: tzinfo | None = None,
 ) -> Download:
     """Find the form of a download (`auto`) or take the given one. Raises CourseError where it does not fit.
 
     lab: the lab's folder; name: its notebook's file name; other_labs: folders of other labs, whose files are ignored;
-    outer: the folder that a zip of a folder would hold, from the zip's name; known: whether this is a student.
+    outer: the folder that a zip of a folder would hold, from the zip's name; known: whether this is a student; zone:
+    that of Blackboard's server, whose times name none: this machine's if None.
     """
     if form not in ("auto", *FORMATS):
         raise CourseError(f"no format {form!r}; known: auto, {', '.join(FORMATS)}")
@@ -124,11 +128,11 @@ def understand(
     if form == "folders":
         others = set(other_labs) - {lab}
         return _download(form, [(e, _folders(e, others)) for e in entries if _is_meant(e)], entries)
-    reader = _reader(form, entries, lab)
+    reader = _reader(form, entries, lab, zone)
     found = _download(form, [(entry, reader(entry)) for entry in entries], entries)
     if not found.owned and not found.doubtful:
         raise CourseError(f"no file in it has a name of the form {form}; without --format the form is found out")
-    return found
+    return replace(found, clock=ON_THIS_CLOCK) if form == "blackboard" and zone is None else found
 
 
 def _without_outer(
@@ -190,15 +194,15 @@ def _download(form: str, read: list[tuple[Entry, list[Reading]]], entries: list[
     return Download(form, owned, ignored, [(entry, readings) for entry, readings in read if len(readings) > 1])
 
 
-def _reader(form: str, entries: list[Entry], lab: str | None) -> Reader:
+def _reader(form: str, entries: list[Entry], lab: str | None, zone: tzinfo | None = None) -> Reader:
     if form == "gradescope":
         return _gradescope(entries)
     if form == "exchange":
         return _exchange(entries, lab)
     if form == "blackboard":
-        return _blackboard(entries)
+        return _blackboard(entries, zone)
     if form == "canvas":
-        names = [entry.path.name for entry in _flat(entries)]
+        names = [entry.given[-1] for entry in _flat(entries)]
         anonymous = [name for name in names if _CANVAS_ANONYMOUS.fullmatch(name)]
         named = [name for name in names if _canvas_named(name)]
         return _canvas_anonymous if anonymous and set(named) <= set(anonymous) else _canvas
@@ -210,10 +214,12 @@ def _flat(entries: list[Entry]) -> list[Entry]:
 
 
 def _canvas(entry: Entry) -> list[Reading]:
-    return [(owner,) for owner in _canvas_named(entry.path.name)] if _flat([entry]) else []
+    return [(owner,) for owner in _canvas_named(entry.given[-1])] if _flat([entry]) else []
 
 
 def _canvas_named(text: str) -> list[Owner]:
+    """text: letter by letter. Canvas takes letters that are drawn as nothing for letters; written out, as they are
+    shown, they would not look like a name of its making."""
     found = [(m.start(), m["id"], int(m["number"][:18]), text[m.end("number") + 1 :]) for m in _CANVAS.finditer(text)]
     if match := _CANVAS_TEXT.search(text):
         found.append((match.start(), match["id"], 0, match["entry"]))
@@ -224,7 +230,8 @@ def _canvas_named(text: str) -> list[Owner]:
         name = name[: -len("_LATE")] if late else name
         if file and all(char == "_" or char.isalnum() or unicodedata.category(char)[0] == "M" for char in name):
             ids = (("canvas_id", user), ("canvas_name", name))
-            owners.append(Owner(user, file, ids, name, late=late, claim=(name, user), number=number))
+            whose = Owner(user, printable(file), ids, printable(name), late=late, claim=(name, user), number=number)
+            owners.append(whose)
     return owners
 
 
@@ -260,7 +267,7 @@ def moodle_participant(path: PurePosixPath) -> str:
     return readings[0][0].ids[0][1] if len(readings) == 1 else ""
 
 
-def _blackboard(entries: list[Entry]) -> Reader:
+def _blackboard(entries: list[Entry], zone: tzinfo | None) -> Reader:
     heads = [entry.path.name[: m.start()] for entry in _flat(entries) if (m := _BLACKBOARD.search(entry.path.name))]
     titles = sorted({head.rpartition("_")[0] for head in heads}, key=len)
 
@@ -274,8 +281,8 @@ def _blackboard(entries: list[Entry]) -> Reader:
         title = next((title for title in titles if head.startswith(title + "_")), "")
         user = head.removeprefix(title).removeprefix("_")
         try:
-            # The server's clock, without a zone: taken for this machine's.
-            attempt = datetime.strptime(match["time"], "%Y-%m-%d-%H-%M-%S").astimezone(UTC)
+            # The server's clock, without a zone. Of a time that occurs twice the earlier one is meant.
+            attempt = datetime.strptime(match["time"], "%Y-%m-%d-%H-%M-%S").replace(tzinfo=zone).astimezone(UTC)
         except (ValueError, OverflowError, OSError):
             return []
         file = name[match.end() :] if name[match.end() - 1] == "_" else "comment.txt"

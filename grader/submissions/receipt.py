@@ -25,6 +25,7 @@ from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
 from grader.results.result import NO_CELLS
 from grader.submissions.history import HISTORY, RECORD, DamagedReceipt, Version, read_history, texts
+from grader.submissions.lms import ON_THIS_CLOCK
 
 STUDENT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 BY_HAND = "the instructor"
@@ -133,14 +134,15 @@ def write_history(root: Path, lab_slug: str, student: str, history: list[Version
 
 def earlier(old: tuple[str, str], new: tuple[str, str]) -> tuple[str, str]:
     """Of two times of handing in equal bytes, each with what it rests on: what a person said; then what an LMS says;
-    then a file's own time; of two of a kind the earlier one.
+    then what an LMS says without a zone; then a file's own time; of two of a kind the earlier one.
     """
 
     def rank(one: tuple[str, str]) -> int:
         time, time_from = one
-        return 0 if time_from == BY_HAND else 3 if not time else 2 if from_file(time_from) else 1
+        lms = 2 if is_doubtful(time_from) else 1
+        return 0 if time_from == BY_HAND else 4 if not time else 3 if from_file(time_from) else lms
 
-    if rank(old) != rank(new) or rank(old) in (0, 3):
+    if rank(old) != rank(new) or rank(old) in (0, 4):
         return old if rank(old) <= rank(new) else new
     return old if datetime.fromisoformat(old[0]) <= datetime.fromisoformat(new[0]) else new
 
@@ -148,6 +150,11 @@ def earlier(old: tuple[str, str], new: tuple[str, str]) -> tuple[str, str]:
 def from_file(time_from: str) -> bool:
     """Whether a time rests on nothing but a file, whose time every copy may change, and its owner too."""
     return time_from.startswith("the file")
+
+
+def is_doubtful(time_from: str) -> bool:
+    """Whether a person should say that a time holds before it costs points: a file's own, or one without a zone."""
+    return from_file(time_from) or time_from.endswith(ON_THIS_CLOCK)
 
 
 def set_time(root: Path, lab_slug: str, student: str, when: datetime | None) -> None:

@@ -73,18 +73,25 @@ class Roster:
     def find(self, ids: Iterable[tuple[str, str]]) -> Student | None:
         """The one student who has one of these ids, tried in order; None where an id fits several.
 
-        A name, which people choose themselves, is no student's whose number in the same LMS is another one.
+        A name, which people choose themselves, is no student's whose number in the same LMS is another one. A student
+        ID beside the e-mail address of somebody else is nobody's: which of the two is right, a person has to say.
         """
+        ids = list(ids)
         numbers: list[tuple[str, str]] = []
         for kind, value in ids:
-            found = self._index.get((kind, _plain(kind, value)), set()) if value.strip() else set()
+            found = self._named(kind, value)
             if kind in ("name", "canvas_name"):
                 found = {one for one in found if not any(self._has_another(one, *number) for number in numbers)}
             if len(found) == 1 or value in found:
-                return self.students[value if value in found else next(iter(found))]
+                student = self.students[value if value in found else next(iter(found))]
+                by_email = [self._named(other, text) for other, text in ids if kind == "sid" and other == "email"]
+                return None if any(others and student.id not in others for others in by_email) else student
             if kind in ("canvas_id", "sid"):
                 numbers.append((kind, value))
         return None
+
+    def _named(self, kind: str, value: str) -> set[str]:
+        return self._index.get((kind, _plain(kind, value)), set()) if value.strip() else set()
 
     def _has_another(self, student: str, kind: str, value: str) -> bool:
         own = self.students[student].ids.get(kind, "").split()

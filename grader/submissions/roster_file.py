@@ -29,15 +29,18 @@ COLUMNS = {
 # Which column makes the id where none is called so, and which two rows may share without being one person.
 _ID_FROM = ("login", "sis_user_id", "id_number", "canvas_id", "sid", "email")
 _SAME_PERSON = ("canvas_id", "sis_user_id", "login", "id_number", "sid", "participant")
+MAX_CELL = 1000  # characters of a name or an id; to compose letters takes the square of their number
 
 
 @dataclass
 class Imported:
-    """What a roster file brought. added, changed, absent: ids; notes: what an instructor should know."""
+    """What a roster file brought. added, changed, absent: ids; changes: what of those that were there before, and what
+    it was, one line each; notes: what an instructor should know."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -95,6 +98,12 @@ def _merge(roster: Roster, known: Student | None, student: Student, done: Import
     roster.put(known)
     if old != (known.first_name, known.last_name, known.email, known.ids) and known.id not in done.added:
         done.changed.append(known.id)
+        now = (known.first_name, known.last_name, known.email)
+        done.changes += [
+            f"{known.id}: {what} {after!r}, was {before!r}"
+            for what, before, after in zip(("first name", "last name", "email"), old, now, strict=False)
+            if before and before != after
+        ]
 
 
 def _id_given_before(before: dict[str, str], student: Student, done: Imported) -> str:
@@ -132,8 +141,13 @@ def _rows(path: Path, notes: list[str]) -> list[tuple[int, dict[str, str]]]:
             columns = _columns(cells, notes)
             continue
         row = {key: cell.strip() for key, cell in zip(columns, cells, strict=False) if key and cell.strip()}
-        if not row or cells[0].strip().lower().startswith("points possible"):
+        if not row or cells[0][:100].strip().lower().startswith("points possible"):
             continue
+        if too_long := next((key for key, cell in row.items() if len(cell) > MAX_CELL), ""):
+            raise CourseError(
+                f"{path.name}, line {number}: the {too_long} has {len(row[too_long]):,} characters, expected at most "
+                f"{MAX_CELL:,}; nothing was imported. Is there a quotation mark too many, or is it another file?"
+            )
         if row.get("name") in ("Student, Test", "Test Student") and "sis_user_id" not in row:
             notes.append(f"line {number} is Canvas' test student: left out")
             continue

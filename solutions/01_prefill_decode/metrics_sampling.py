@@ -705,7 +705,7 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "metrics", "solution": true}
 def metrics(events):
-    """Events (time, kind, request_id) -> {"requests": {request_id: dict}, "load": dict}. All times in seconds."""
+    """Events (time in seconds, kind, request_id) -> {"requests": {request_id: dict}, "load": dict}."""
     ### BEGIN SOLUTION
     requests = {name: request_metrics(**timeline) for name, timeline in timelines(events).items()}
     return {"requests": requests, "load": load_metrics(list(requests.values()))}

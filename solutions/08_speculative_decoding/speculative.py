@@ -83,7 +83,7 @@ def eighths(*weights):
 
 
 def random_rows(num_rows, vocab, generator, zeros=False):
-    """Distributions [num_rows, vocab] float64; zeros: some tokens of each have 0, as behind a filter."""
+    """Distributions [num_rows, vocab] float64; zeros: some tokens of each have 0, as after a filter."""
     weights = torch.rand(num_rows, vocab, dtype=torch.float64, generator=generator) ** 2 + 0.01
     if zeros:
         for row in weights:
@@ -131,7 +131,7 @@ def is_pair(seen):
 
 
 def verdict_of(what, seen):
-    """(what is kept, the token behind it) from an answer of verify, verify_coupled or walk."""
+    """(what is kept, the token after it) from an answer of verify, verify_coupled or walk."""
     assert is_pair(seen), f"{what}: expected a pair (what is kept, token), saw {seen!r:.100}"
     return seen[0], int_of(f"{what}, the token", seen[1])
 
@@ -165,7 +165,7 @@ def rolled_of(what, seen):
 
 
 class Numbers:
-    """Uniform numbers of the examiner: each call gives the next one. Behind the last one it gives 0.5."""
+    """Uniform numbers of the examiner: each call gives the next one. After the last one it gives 0.5."""
 
     def __init__(self, numbers):
         self.left, self.given = list(numbers), 0
@@ -193,9 +193,9 @@ def check_proposed(tokens, k, lengths, expected):
 
 
 def check_token(p, q, drafts, u, kept, token):
-    """kept: how many guesses these numbers keep; token: what stands behind them."""
+    """kept: how many guesses these numbers keep; token: what stands after them."""
     seen_kept, seen, _ = judged(p, q, drafts, u)
-    row, place = f"row {kept} of p {in_row(p[kept][:8])}", "behind the last guess"
+    row, place = f"row {kept} of p {in_row(p[kept][:8])}", "after the last guess"
     if kept < len(drafts):
         more = [max(float(a - b), 0.0) for a, b in zip(p[kept][:8], q[kept][:8], strict=True)]
         row, place = (
@@ -205,7 +205,7 @@ def check_token(p, q, drafts, u, kept, token):
     number = u[kept + (kept < len(drafts))]
     what = f"{row}, the token's number {number:.4g}, {kept} of {len(drafts)} guesses kept"
     print(f"{what}: token {seen} {place}")
-    assert seen == token, f"{what}: expected token {token} {place}, saw token {seen} behind {seen_kept} kept"
+    assert seen == token, f"{what}: expected token {token} {place}, saw token {seen} after {seen_kept} kept"
 
 
 def in_row(values):
@@ -355,7 +355,7 @@ def check_rest(p, q, expected):
 
 
 check_rest(float64([0.5, 0.3, 0.2]), float64([0.2, 0.2, 0.6]), float64([0.75, 0.25, 0.0]))
-check_rest(float64([0.5, 0.5, 0.0]), float64([0.0, 0.5, 0.5]), float64([1.0, 0.0, 0.0]))  # behind a filter
+check_rest(float64([0.5, 0.5, 0.0]), float64([0.0, 0.5, 0.5]), float64([1.0, 0.0, 0.0]))  # after a filter
 check_rest(float64([0.25, 0.75]), float64([0.25, 0.75]), float64([0.25, 0.75]))  # equal
 check_rest(float64([0.1, 0.2, 0.7]), float64([0.0, 0.0, 1.0]), float64([1 / 3, 2 / 3, 0.0]))  # a copied guess
 ### BEGIN HIDDEN TESTS
@@ -374,17 +374,17 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 # %% [markdown] nbgrader={"grade_id": "text_verify"}
 # ## 3. Keep or replace
 #
-# One pass of the target has computed p for every position: row i is its distribution at the place of guess i, behind
-# the text and the guesses before it. The last row is behind all guesses. Both p and q are filtered already as the
+# One pass of the target has computed p for every position: row i is its distribution at the place of guess i, after
+# the text and the guesses before it. The last row is after all guesses. Both p and q are filtered already as the
 # request says (temperature, top-k, top-p), so either may have zeros.
 #
 # **Build** `verify(p, q, drafts, uniform)`: p `[k + 1, vocab]`, q `[k, vocab]`, float64 tensors; `drafts` a list of k
 # tokens, guess i drawn from q[i], so that q[i] is above 0 there; `uniform()` gives the next uniform number in (0, 1).
-# Return a pair: how many guesses are kept, and the token behind them.
+# Return a pair: how many guesses are kept, and the token after them.
 #
 # - Go through the guesses in order. Guess x is kept if u < p(x) / q(x), with u the next number: so with probability
 #   min(1, p(x) / q(x)). u equal to the quotient does not keep it.
-# - At the first one that is not kept, the token comes from the residual of this row, and all guesses behind it are
+# - At the first one that is not kept, the token comes from the residual of this row, and all guesses after it are
 #   dropped.
 # - If all are kept, the token comes from the last row of p: the *bonus*. With k = 0 that is all there is to do.
 # - The token is `draw(weights, u)`, given in the first, folded cell, with u the next number: the first id for which the
@@ -395,7 +395,7 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 #
 # A guess that was copied, as in part 1, was drawn from a q that is 1 at the guess: the rule is the same.
 #
-# **Hint:** a loop with a `return` in it, and a `return` behind it. u · q(x) < p(x) does the same without a division.
+# **Hint:** a loop with a `return` in it, and a `return` after it. u · q(x) < p(x) does the same without a division.
 #
 # **Trap (same number):** that a guess was rejected says that its u was large. The same number, used again for the token,
 # would favour tokens with large ids.
@@ -403,7 +403,7 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 
 # %% nbgrader={"grade_id": "verify", "solution": true}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     ### BEGIN SOLUTION
     for i, guess in enumerate(drafts):
         if uniform() * q[i, guess] >= p[i, guess]:
@@ -418,7 +418,7 @@ def verify(p, q, drafts, uniform):
 # hint: p in the numerator, q in the denominator, both at the guess and in its row; stop at the first rejection.
 # explanation: p(x) = 0.2 and q(x) = 0.4: the guess comes twice as often as it should, so half of these guesses are
 #   kept, those with u below 0.5. With p(x) = 0.4 and q(x) = 0.2 it comes too rarely, and is kept always. With p(x) = 0,
-#   behind a filter, it is never kept.
+#   after a filter, it is never kept.
 def check_kept_of(p, q, drafts, u, expected):
     kept, _, _ = judged(p, q, drafts, u)
     quotients = [f"{float(p[i, x] / q[i, x]):.4g}" for i, x in enumerate(drafts)]
@@ -532,7 +532,7 @@ for token in (0, 9, 63):
 # %% nbgrader={"grade_id": "check_bonus", "grade": true, "points": 1}
 # property: where all guesses are kept, a token comes from the last row of p, drawn with the next number.
 # question: All guesses were kept: which row of p has not been used yet?
-# hint: behind the loop: draw(p[k], uniform()). No residual here: there is no q for this row.
+# hint: after the loop: draw(p[k], uniform()). No residual here: there is no q for this row.
 # explanation: Two guesses, three rows of p. If both are kept, the target has already computed what follows them: row 2.
 #   The step gives three tokens. With no guesses at all row 0 is the last one, and the step is an ordinary decode step.
 def check_bonus_of(p, q, drafts, u, token):
@@ -585,7 +585,7 @@ def come_out(p, q, num_places):
 
 
 def check_comes_out(p, q, num_places):
-    which = "the first token behind the text", "the second one, where the first guess is kept"
+    which = "the first token after the text", "the second one, where the first guess is kept"
     for place, (seen, expected) in enumerate(zip(come_out(p, q, num_places), p, strict=False)):
         rows = f"p {in_row(expected)}" + (f", q {in_row(q[place])}" if place < len(q) else ", where no guess is left")
         print(f"{rows}: the shares of {which[place]} are {in_row(seen)}")
@@ -644,7 +644,7 @@ def expected_tokens(a, k):
 # question: How many tokens does a step give that has no guess, and one whose k guesses are always kept?
 # hint: k + 1 powers of a, from a^0 on; at a = 1 the fraction has no value, and the sum is k + 1.
 # explanation: a = 0.5 and k = 2. The first guess is kept with probability 0.5, both with 0.25, so on average 0.75
-#   guesses are kept, and one token comes behind them: 1.75. The fraction says (1 - 0.125) / 0.5 = 1.75.
+#   guesses are kept, and one token comes after them: 1.75. The fraction says (1 - 0.125) / 0.5 = 1.75.
 def check_gives(a, k, expected):
     seen = number_of("expected_tokens", expected_tokens(a, k))
     print(f"a = {a:.4g}, k = {k}: {seen:.6g} tokens")
@@ -703,7 +703,7 @@ check_chosen(0.5, 0.125, [1.0, 1.5, 2.0], 0)  # off
 check_chosen(0.9, 0.0, [0.01, 0.01, 0.01, 0.01, 0.01], 4)  # guesses and verifying cost nothing
 check_chosen(0.9, 0.02, [0.01, 0.01, 0.01, 0.01, 0.01], 0)  # the draft is slower than the target
 check_chosen(0.5, 0.0, [1.0, 1.5, 1.75], 0)  # all are equally good
-check_chosen(0.75, 0.0, [2.0, 2.5, 4.0, 2.5, 6.0], 3)  # a kernel that likes four tokens
+check_chosen(0.75, 0.0, [2.0, 2.5, 4.0, 2.5, 6.0], 3)  # with a kernel for which four tokens are cheap
 check_chosen(0.75, 0.5, [3.0], 0)  # nothing else was measured
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_best_k")
@@ -726,8 +726,8 @@ check_chosen(0.9, 0.01, [1.0, 2.5, 1.1, 2.5, 1.9, 1.2], 5)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top"}
-# Here are the two numbers from the top, and what `best_k` says about steps that were measured with an 8B model on one
-# H100 by the formulas of notebook 08e: 500 tokens of context, a draft at a twentieth of a step.
+# Here are the two numbers from the top, and what `best_k` says about the step times that the formulas of notebook 08e
+# give for an 8B model on one H100: 500 tokens of context, a draft at a twentieth of a step.
 
 # %% nbgrader={"grade_id": "top"} inferlab={"where": "notebook"}
 for v in (1.2, 3.0):
@@ -751,19 +751,19 @@ for batch in (1, 16, 64, 256):
 # knows how often each token followed it.
 #
 # **Build** `train_drafter(texts, vocab_size, smoothing)`: q `[vocab_size, vocab_size]`, where `q[a][b]` is the
-# probability of b behind a: (how often b follows a in the texts + `smoothing`) / (the sum of these over all b).
+# probability of b after a: (how often b follows a in the texts + `smoothing`) / (the sum of these over all b).
 #
 # - `texts`: lists of tokens, each a text of its own: the last token of one is not followed by the first of the next.
 # - `smoothing` is positive, so that every row sums to 1 and nothing is impossible.
 #
 # **Hint:** start from a table that is full of `smoothing`, count, then divide each row by its sum.
 #
-# **Trap (direction):** a is before, b behind. The other way round the table guesses what came before.
+# **Trap (direction):** a is before, b after. The other way round the table guesses what came before.
 
 
 # %% nbgrader={"grade_id": "train_drafter", "solution": true}
 def train_drafter(texts, vocab_size, smoothing):
-    """q [vocab_size, vocab_size]: row a is the distribution of the token behind a."""
+    """q [vocab_size, vocab_size]: row a is the distribution of the token after a."""
     ### BEGIN SOLUTION
     counts = torch.full((vocab_size, vocab_size), smoothing, dtype=torch.float64)
     for text in texts:
@@ -774,11 +774,11 @@ def train_drafter(texts, vocab_size, smoothing):
 
 
 # %% nbgrader={"grade_id": "check_drafter", "grade": true, "points": 1}
-# property: row a of the drafter is the smoothed share of each token behind a, within each text alone.
+# property: row a of the drafter is the smoothed share of each token after a, within each text alone.
 # question: Which pairs of neighbours does a text of three tokens have?
 # hint: count pairs (text[i], text[i + 1]), add the smoothing to every entry, divide by the row's sum.
 # explanation: Texts 0 1 0 and 1 1 with two tokens and smoothing 1. Pairs: 0 1, 1 0, 1 1. Row 0: [0 + 1, 1 + 1] / 3;
-#   row 1: [1 + 1, 1 + 1] / 4. The 0 at the end of the first text has nothing behind it.
+#   row 1: [1 + 1, 1 + 1] / 4. The 0 at the end of the first text has nothing after it.
 def check_trained(texts, vocab_size, smoothing):
     answer = unchanging("train_drafter", train_drafter)([list(text) for text in texts], vocab_size, smoothing)
     seen = tensor_of("train_drafter", answer, (vocab_size, vocab_size))
@@ -787,7 +787,7 @@ def check_trained(texts, vocab_size, smoothing):
         weights = [pairs.count((a, b)) + smoothing for b in range(vocab_size)]
         expected = float64([weight / sum(weights) for weight in weights])
         shown = f"texts {texts}" if sum(map(len, texts)) < 30 else f"{len(texts)} texts"
-        what = f"{shown}, smoothing {smoothing:.4g}, row {a}, which tokens come behind {a}"
+        what = f"{shown}, smoothing {smoothing:.4g}, row {a}, which tokens come after {a}"
         if vocab_size < 4:
             print(f"{what}: {in_row(seen[a])}")
         off = float((seen[a] - expected).abs().max())
@@ -827,11 +827,11 @@ check_trained([[0] * 2100 + [1], [1] * 3], 2, 1)  # many of a kind
 # kept: a text of `num_tokens` tokens has the positions 0 to num_tokens − 1.
 #
 # **Build** `walk(parents, tokens, says)`: greedy verification. `tokens[i]` is the token that guess i stands for;
-# siblings have different tokens. `says[0]` is the target's own next token behind the text, `says[1 + i]` the one behind
+# siblings have different tokens. `says[0]` is the target's own next token after the text, `says[1 + i]` the one after
 # guess i. From the text's end go to the child whose token the target says, from there on to its child, as long as there
-# is one. Return a pair: the guesses on that path, in order (a list, maybe empty), and the target's token behind them.
+# is one. Return a pair: the guesses on that path, in order (a list, maybe empty), and the target's token after them.
 #
-# **Hint:** a guess sees what its parent sees, and itself; it stands one behind its parent.
+# **Hint:** a guess sees what its parent sees, and itself; its position is one after that of its parent.
 #
 # **Trap (place):** guesses 1 and 2 may be siblings: both have the same position, whatever their places in the list.
 
@@ -892,7 +892,7 @@ check_sees([-1, 0, 1, 2, 2, 2, 4, 4])  # siblings deep in the tree
 
 # %% nbgrader={"grade_id": "tree_positions", "solution": true}
 def tree_positions(parents, num_tokens):
-    """The position of each guess behind a text of num_tokens tokens."""
+    """The position of each guess after a text of num_tokens tokens."""
     ### BEGIN SOLUTION
     positions = []
     for parent in parents:
@@ -902,11 +902,11 @@ def tree_positions(parents, num_tokens):
 
 
 # %% nbgrader={"grade_id": "check_positions", "grade": true, "points": 1}
-# property: a guess that continues the text has position num_tokens, any other the position behind its parent's.
+# property: a guess that continues the text has position num_tokens, any other the position after its parent's.
 # question: If guess i is kept, how many tokens stand before it?
 # hint: depth decides, not the place in the list: num_tokens for those that continue the text, parent's + 1 for others.
 # explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: guess 0 would be the 11th token, so position 10. Guesses 1
-#   and 2 are two candidates for the same place, position 11, and guess 3 stands behind guess 2 at 12.
+#   and 2 are two candidates for the same place, position 11, and guess 3 stands after guess 2 at 12.
 def check_places(parents, num_tokens):
     seen = ints_of("tree_positions", unchanging("tree_positions", tree_positions)(your_parents(parents), num_tokens))
     expected = []
@@ -933,7 +933,7 @@ for n in (2, 3, random_int(4, 12, draw_numbers), 40):
 
 # %% nbgrader={"grade_id": "walk", "solution": true}
 def walk(parents, tokens, says):
-    """(guesses on the path that the target says, in order; its token behind them)."""
+    """(guesses on the path that the target says, in order; its token after them)."""
     ### BEGIN SOLUTION
     at, path = -1, []
     for i, parent in enumerate(parents):
@@ -946,10 +946,10 @@ def walk(parents, tokens, says):
 
 # %% nbgrader={"grade_id": "check_walk", "grade": true, "points": 1}
 # property: the path goes from the text's end to the child that the target says, as far as there is one.
-# question: At the guess that was reached last: what does the target say behind it, and which child has this token?
+# question: At the guess that was reached last: what does the target say after it, and which child has this token?
 # hint: says[0] at the text's end and says[1 + i] at guess i; only children of the guess that was reached count.
-# explanation: parents [-1, -1, 0, 1] with tokens 5 6 7 7, and the target says 6 behind the text: guess 1. Behind guess
-#   1 it says 7: guess 3, not 2, which continues another branch. Behind guess 3 it says 9: there is no child, so the path
+# explanation: parents [-1, -1, 0, 1] with tokens 5 6 7 7, and the target says 6 after the text: guess 1. After guess
+#   1 it says 7: guess 3, not 2, which continues another branch. After guess 3 it says 9: there is no child, so the path
 #   is [1, 3], and the step gives 6, 7 and 9.
 def check_walked(parents, tokens, says, path, token):
     answer = unchanging("walk", walk)(your_parents(parents), list(tokens), list(says))
@@ -988,16 +988,14 @@ for n in (3, 6, 12, 12, 30, 30):
         says[1 + before] = tokens[i]
     says[1 + target] = 99
     check_walked(parents, tokens, says, path, 99)
-check_walked(
-    [-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 9, 0, 0, 3, 0, 1], [0, 1, 4], 3
-)  # a child far behind
+check_walked([-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 9, 0, 0, 3, 0, 1], [0, 1, 4], 3)  # a child far on
 check_walked([-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 4, 0, 0, 3, 0, 1], [0, 1, 6], 1)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_roll_back"}
 # ## 7. Roll-back
 #
-# Before a step, blocks are reserved for all guesses. Behind the step, only the keys and values of the text's tokens
+# Before a step, blocks are reserved for all guesses. After the step, only the keys and values of the text's tokens
 # count; those of rejected guesses are never read, and the next step writes over them. Blocks in which nothing counts go
 # back, so that other requests can have them. (This course's engine keeps them, since the request soon grows into them: you
 # build the thriftier form.)
@@ -1028,7 +1026,7 @@ def roll_back(table, num_tokens, block_size, holders):
 # %% nbgrader={"grade_id": "check_roll_back", "grade": true, "points": 1}
 # property: a block stays while one of its slots counts; of the others those are free that no other request holds.
 # question: Which is the last position that counts, and in which block does it lie?
-# hint: num_tokens / block_size, rounded up, blocks stay, from the front; behind them holders decides.
+# hint: num_tokens / block_size, rounded up, blocks stay, from the front; after them holders decides.
 # explanation: Blocks of 4 tokens, table [7, 2, 9], 5 tokens count: positions 0 to 4, so blocks 7 and 2 stay, 2 with one
 #   slot that counts. Block 9 leaves; if this request alone held it, it is free. With 4 tokens 2 leaves as well, and
 #   with none all do.
@@ -1089,11 +1087,11 @@ for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
 #
 # **Build** `verify_coupled(p, drafts, noise, choose)`: p `[k + 1, vocab]`, as in part 3; `drafts` k tokens; `noise[i]` is
 # that of row i's position, a list of k + 1. `choose(row, noise)` gives the token that the target chooses from a row of p.
-# Return a pair, as `verify` does: how many guesses are kept, and the token behind them.
+# Return a pair, as `verify` does: how many guesses are kept, and the token after them.
 #
-# - A guess is kept if it is the chosen token of its row, and all before it were kept. The token behind is what is chosen
-#   at the next row, so that the text is that of plain decoding.
-# - Call `choose` for no row behind that.
+# - A guess is kept if it is the chosen token of its row, and all before it were kept. The token after them is what is
+#   chosen at the next row, so that the text is that of plain decoding.
+# - Call `choose` for no row after that.
 # - What the noise is, you need not know: it is for `choose`. With `gumbel_token` as `choose` it is `[vocab]` numbers a
 #   position; with `draw`, which part 10 passes, it is one number. So call `choose` and no function of your own. q is not
 #   needed: how a guess was made does not matter.
@@ -1153,7 +1151,7 @@ check_gumbel_of(p, u, 40)  # p is 0 for 98 tokens with the largest noise there i
 
 # %% nbgrader={"grade_id": "verify_coupled", "solution": true}
 def verify_coupled(p, drafts, noise, choose):
-    """(how many drafts are kept, the token behind them): those of plain decoding with the same noise."""
+    """(how many drafts are kept, the token after them): those of plain decoding with the same noise."""
     ### BEGIN SOLUTION
     for i, guess in enumerate(drafts):
         token = choose(p[i], noise[i])
@@ -1167,8 +1165,8 @@ def verify_coupled(p, drafts, noise, choose):
 # property: guesses are kept as long as they are what is chosen with their position's noise; then comes the next choice.
 # question: What does plain decoding choose at each of these positions, and where does the first guess differ from it?
 # hint: choose(p[i], noise[i]) once for each row, in order, until it is not the guess; give that choice out.
-# explanation: The target chooses 4, 7, 2 at three positions. Guesses 4, 9: the first is kept, and 7 comes behind it; what
-#   is chosen at the third row, behind a wrong guess, means nothing. Guesses 4, 7: both are kept, and 2 comes. Either way
+# explanation: The target chooses 4, 7, 2 at three positions. Guesses 4, 9: the first is kept, and 7 comes after it; what
+#   is chosen at the third row, after a wrong guess, means nothing. Guesses 4, 7: both are kept, and 2 comes. Either way
 #   the text begins 4, 7.
 class Chooser:
     """Chooses with the noise that it is given, and records it. choices: {noise: token}; -1 for any other noise."""
@@ -1244,21 +1242,21 @@ for order in ([0, 1, 2], [1, 0, 2]):
 #
 # - `propose(tokens, n)` gives at most n guesses of what follows `tokens`, a list, maybe empty.
 # - `judge(tokens, drafts)` is one pass of the target: it gives a pair as `verify` does: how many drafts are kept, and the
-#   token behind them.
+#   token after them.
 # - A round has at most k guesses, and never more than can be of use: with r tokens still to come, at most r − 1, because
-#   one token comes behind the guesses anyway. So exactly `num_tokens` tokens come out, and none is computed in vain.
+#   one token comes after the guesses anyway. So exactly `num_tokens` tokens come out, and none is computed in vain.
 # - Ask for as many guesses as that allows, with the whole text so far. Where it allows none, `judge` gets an empty list.
 #   `propose` need not be asked then.
 # - `judge` is called once a round. `num_tokens` may be 0: then there is no round.
 #
 # **Hint:** `while` there are tokens to come: propose, judge, append the kept guesses and the token.
 #
-# **Trap (dropped):** guesses behind the kept ones are not part of the text.
+# **Trap (dropped):** guesses after the kept ones are not part of the text.
 
 
 # %% nbgrader={"grade_id": "speculate", "solution": true}
 def speculate(prompt, num_tokens, k, propose, judge):
-    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    """The num_tokens tokens after prompt, in rounds of at most k guesses."""
     ### BEGIN SOLUTION
     tokens, end = list(prompt), len(prompt) + num_tokens
     while len(tokens) < end:
@@ -1302,7 +1300,7 @@ class Target:
         if 0 <= done < len(self.text) and tokens == self.prompt + self.text[:done]:
             return tokens
         return self.refuse(
-            f"{call}: expected two arguments, {want}, so first the prompt and what was given out behind it, saw a first "
+            f"{call}: expected two arguments, {want}, so first the prompt and what was given out after it, saw a first "
             f"argument of {len(tokens)} tokens, the last of them {tokens[-8:]}"
         )
 
@@ -1321,7 +1319,7 @@ class Target:
         tokens, drafts = self.read("judge", tokens, drafts), ints_of("judge, the guesses", drafts)
         if self.rounds > len(self.text):
             self.refuse(
-                f"{self.rounds} rounds for {len(self.text)} tokens: does each round append the token behind the kept "
+                f"{self.rounds} rounds for {len(self.text)} tokens: does each round append the token after the kept "
                 "guesses, also when all were kept?"
             )
         done = len(tokens) - len(self.prompt)

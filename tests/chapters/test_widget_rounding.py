@@ -51,6 +51,16 @@ def test_an_outlier_takes_the_digits_of_integers_and_not_of_floats() -> None:
     assert share[1] < 1
 
 
+def test_power_of_two_scales_are_shown_for_formats_that_have_them() -> None:
+    shown = view()
+    shown.controls["scales"].value = "E8M0 (MX)"
+    assert "int4 has no E8M0 (MX) scales: choose one of int8, e4m3, e5m2, e2m1" in shown.shown.alt
+    shown.controls["format_name"].value = "e2m1"
+    shown.controls["group"].value = "32"
+    assert "normal as e2m1: 4.25 bits a value" in shown.shown.alt
+    assert "The least error has int8" in shown.shown.alt
+
+
 def test_a_tensor_that_cannot_be_cut_into_groups_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"odd: expected \[rows, columns\] with a multiple of 128 columns, got \(3, 100\)"

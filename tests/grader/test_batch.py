@@ -213,7 +213,8 @@ def test_a_gradebook_from_before_is_filled_again_from_the_results(course: Path, 
     assert "01_toy is not in the gradebook; first: inferlab grade release 01_toy" in said
     shutil.copyfile(pristine / "gradebook.db", course / "gradebook.db")
     said = inferlab("run", "01", "--course", str(course))
-    assert "6 were graded before and are recorded in the gradebook now. 0 graded, 6 unchanged." in said
+    assert "6 were graded before: what the gradebook lacked of them (results, times) is in it now." in said
+    assert "0 graded, 6 unchanged." in said
     everything_is_recorded(course)
 
 
@@ -298,7 +299,8 @@ def test_what_was_handed_in_again_is_graded_again_and_a_new_time_is_recorded(cou
     (course / "submitted" / "s3" / SLUG / "timestamp.txt").write_text("2026-11-20 10:00:00.000000 UTC")
     said = inferlab("run", "01", "--course", str(course))
     assert "s1: 2 of 6" in said
-    assert "1 were graded before and are recorded in the gradebook now. 1 graded, 5 unchanged." in said
+    assert "1 were graded before: what the gradebook lacked of them (results, times) is in it now." in said
+    assert "1 graded, 5 unchanged." in said
 
 
 def test_a_run_says_which_results_rest_on_other_checks(course: Path) -> None:

@@ -53,6 +53,16 @@ def test_of_a_students_files_the_best_named_one_is_taken_and_the_others_are_name
     assert said["i"] == "the file is named lab.ipynb: it was taken for toy.ipynb"
 
 
+def test_what_is_of_another_lab_of_the_course_is_not_called_nobodys(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    (root / "labs" / "02_other").mkdir()
+    files = {"a/01_toy/toy.ipynb": notebook(), "a/02_other/other.ipynb": notebook(), "notes.txt": b"x"}
+    done = collect(root, "01_toy", disk.write(tmp_path / "in", files))
+    assert ([one.student for one in done.received], done.of_other_labs) == (["a"], ["a/02_other"])
+    assert list(map(str, done.ignored)) == ["notes.txt"]
+
+
 def test_what_holds_no_notebook_is_refused_with_what_was_there(
     root: Path, tmp_path: Path, notebook: Any, disk: Any
 ) -> None:

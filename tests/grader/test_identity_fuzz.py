@@ -10,7 +10,7 @@ import unicodedata
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grader.course import CourseError
@@ -70,6 +70,7 @@ def word_characters(name: str) -> str:
 
 @settings(max_examples=examples(600))
 @given(name=text, file=file_name, late=st.booleans(), entry=st.booleans())
+@example(name="4242_4242_assignsubmission_file_\u3164", file="bob.ipynb", late=False, entry=False)
 def test_canvas(name: str, file: str, late: bool, entry: bool) -> None:
     end = "text.html" if entry else f"77_{file}"
     path = f"{word_characters(name)}_{'LATE_' if late else ''}{MALLORY}_{end}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from grader.course import CourseError
 from grader.submissions.handed_in import Entry
-from grader.submissions.lms import MAX_NAME, Download, understand
+from grader.submissions.lms import MAX_NAME, ON_THIS_CLOCK, Download, understand
 
 
 def entry(path: str, text: str = "") -> Entry:
@@ -228,6 +229,14 @@ def test_a_download_that_could_be_of_two_systems_is_asked_about() -> None:
         "z_5_6_Z_7_assignsubmission_file_a.ipynb",
     ]
     assert download(*canvas).form == "canvas"
+
+
+def test_blackboards_times_are_in_the_zone_that_is_said_or_this_machines_and_that_is_said() -> None:
+    name = "Lab 2_ada_attempt_2026-11-01-10-20-30_kv_cache.ipynb"
+    there, here = download(name, zone=ZoneInfo("Europe/Berlin")), download(name)
+    assert there.owned[0][0].attempt == datetime(2026, 11, 1, 9, 20, 30, tzinfo=UTC)
+    assert (there.clock, here.clock) == ("", ON_THIS_CLOCK)
+    assert download("x_1_2_kv_cache.ipynb").clock == ""
 
 
 def test_files_that_are_nobodys_are_ignored_and_named() -> None:

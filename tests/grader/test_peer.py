@@ -527,8 +527,9 @@ def test_functions_and_classes_can_be_called_with_lent_memory(pair: Pair) -> Non
     kept: list[torch.Tensor] = []
     for function in (kept.append, pair.get(f=lambda x: kept.append(x))):
         lent(function)(torch.ones(2))
-    assert [bool(x.isnan().all()) for x in kept] == [True, True]
+    # The other end overwrites what was lent when its answer is on the way: it has, once it answers again.
     pair.get(f=lambda x: kept.append(x))(torch.ones(2))
+    assert [bool(x.isnan().all()) for x in kept[:2]] == [True, True]
     assert torch.equal(kept[2], torch.ones(2))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,9 @@ def test_times_come_from_where_they_are_true_and_the_source_is_noted(
 def test_of_equal_bytes_the_earlier_time_counts_and_an_lms_before_a_file(
     root: Path, tmp_path: Path, notebook: Any, disk: Any
 ) -> None:
-    def counts(day: int, name: str = "", text: str = "x = 1") -> tuple[str, str]:
+    def counts(day: int, name: str = "", text: str = "x = 1", zone: tzinfo | None = None) -> tuple[str, str]:
         info = zipfile.ZipInfo(name or "ada/toy.ipynb", (2026, 11, day, 12, 0, 0))
-        collect(root, "01_toy", disk.zipped(tmp_path / "a.zip", [(info, notebook(text))]))
+        collect(root, "01_toy", disk.zipped(tmp_path / "a.zip", [(info, notebook(text))]), zone=zone)
         return disk.record(root, "ada")["time"][:10], disk.record(root, "ada")["time_from"]
 
     assert counts(20) == ("2026-11-20", "the file's own time")
@@ -98,11 +99,54 @@ def test_of_equal_bytes_the_earlier_time_counts_and_an_lms_before_a_file(
     assert counts(28) == ("2026-11-10", "the file's own time")  # what was there before is there again
     save_roster(root, Roster({"ada": Student("ada")}))
     name = "L_ada_attempt_2026-11-{}-10-00-00_toy.ipynb"
-    assert counts(1, name.format(15)) == ("2026-11-15", "blackboard's name for it")
-    assert counts(1, name.format(14)) == ("2026-11-14", "blackboard's name for it")
-    assert counts(1) == ("2026-11-14", "blackboard's name for it")
+    on_this_clock = "blackboard's name for it, as this machine's clock has it"
+    assert counts(1, name.format(15)) == ("2026-11-15", on_this_clock)
+    assert counts(1, name.format(14)) == ("2026-11-14", on_this_clock)
+    assert counts(1) == ("2026-11-14", on_this_clock)
+    assert counts(1, name.format(16), zone=UTC) == ("2026-11-16", "blackboard's name for it")  # surer, so it counts
+    assert counts(1, name.format(13)) == ("2026-11-16", "blackboard's name for it")
     receipt.set_time(root, "01_toy", "ada", None)
     assert counts(1, name.format(13)) == ("", receipt.BY_HAND)
+
+
+def test_all_attempts_in_one_download_are_kept_and_the_last_counts(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    save_roster(root, Roster({"ada": Student("ada")}))
+    name = "L_ada_attempt_2026-11-{}-10-00-00_toy.ipynb"
+    texts = {14: "first = 1", 15: "second = 1", 16: "third = 1"}
+    files = [(zipfile.ZipInfo(name.format(day)), notebook(text)) for day, text in sorted(texts.items(), reverse=True)]
+    source = disk.zipped(tmp_path / "a.zip", files)
+    (one,) = collect(root, "01_toy", source, zone=UTC).received
+    assert one.news == "new"
+    assert [note for note in one.notes if "attempt" in note] == [
+        f"an earlier attempt is kept, too, of 2026-11-{day} 10:00 UTC" for day in (14, 15)
+    ]
+    history = receipt.read_history(root, "01_toy", "ada")
+    assert [version.time[:10] for version in history] == ["2026-11-14", "2026-11-15", "2026-11-16"]
+    kept = [(root / "received" / "ada" / "01_toy" / version.file).read_bytes() for version in history]
+    assert kept == [notebook(text) for text in texts.values()]
+    assert disk.answer(root, "ada") == "third = 1"
+    assert [one.news for one in collect(root, "01_toy", source, zone=UTC).received] == ["unchanged"]
+    assert receipt.read_history(root, "01_toy", "ada") == history
+
+
+def test_where_the_last_attempt_cannot_be_read_and_an_earlier_one_can_a_person_is_asked(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    save_roster(root, Roster({"ada": Student("ada")}))
+    name = "L_ada_attempt_2026-11-{}-10-00-00_toy.ipynb"
+    files = [(zipfile.ZipInfo(name.format(14)), notebook("first = 1")), (zipfile.ZipInfo(name.format(15)), b"{")]
+    source, asked = disk.zipped(tmp_path / "a.zip", files), []
+
+    def allow(doubts: dict[str, str]) -> bool:
+        asked.append(doubts)
+        return False
+
+    done = collect(root, "01_toy", source, allow=allow)
+    assert "it would be refused" in asked[0]["ada"]
+    assert list(done.kept) == ["ada"]
+    assert disk.answer(root, "ada") == "first = 1"
 
 
 def test_what_an_lms_said_of_equal_bytes_stays_said_when_a_folder_brings_them_again(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from grader.courses.scores import Score, scores
 from grader.reports.book import Book, Row, book_csv
 from grader.reports.export import canvas_csv, gradebook_csv, gradescope_json, moodle_csv, pseudonym
-from grader.results.result import CheckResult, Result
+from grader.results.result import NO_CELLS, CheckResult, Result
 
 SLUG = "01_toy"
 FORMULA = tuple("=+-@\t\r|%")
@@ -218,6 +218,18 @@ def test_what_the_grader_says_reaches_moodle_as_it_is_written() -> None:
     score, _ = person("ada")
     check = CheckResult("check", 1, 0, "failed", "a count is <=5; -1 is none", "", "")
     assert "a count is &lt;=5; -1 is none" in moodle_csv([score], {"ada": Result("lab", 1, checks=[check])})
+
+
+def test_moodle_says_why_nothing_of_a_submission_was_graded() -> None:
+    score, _ = person("ada")
+    check = CheckResult("check", 1, 0, "refused", "a property", "the file ends in the middle", "a hint")
+    text = moodle_csv([score], {"ada": Result("lab", 1, checks=[check])})
+    assert "Nothing was graded: your file could not be read: the file ends in the middle" in text
+    assert "a hint" not in text
+    wrong = Result("lab", 1, checks=[CheckResult("check", 1, 0, "not written", "a property")], notes=[NO_CELLS])
+    assert "hand in the notebook of this lab" in moodle_csv([score], {"ada": wrong})
+    wrong.checks.append(CheckResult("other", 1, 1, "passed", ""))
+    assert "hand in the notebook of this lab" not in moodle_csv([score], {"ada": wrong})
 
 
 def test_an_unknown_format_and_a_missing_folder_say_what_is_expected(

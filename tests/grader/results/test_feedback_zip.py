@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from grader.course import CourseError
 from grader.reports.feedback_zip import write_feedback_zip
 from grader.submissions.history import Version
 from grader.submissions.roster import Roster, Student, save_roster
@@ -142,6 +143,26 @@ def test_no_student_gets_the_page_of_another_whom_the_lms_takes_for_the_same(tmp
     found, left_out = packed(tmp_path, "01_toy", form, files)
     assert left_out == ["ada", "bob"]
     assert [READ[form](name)[0] for name in found] == ["4712"]  # type: ignore[index]
+
+
+def test_where_students_handed_in_by_both_one_lms_has_to_be_named(tmp_path: Path) -> None:
+    save_roster(tmp_path, Roster({"ada": Student("ada", ids={"canvas_id": "4711"}), "bob": Student("bob")}))
+    packed(tmp_path, "01_toy", "moodle", {"bob": "Bob_78_assignsubmission_file/toy.ipynb"})
+    packed(tmp_path, "01_toy", "canvas", {"ada": "ada_4711_88_toy.ipynb"})
+    pages = sorted((tmp_path / "feedback").rglob("*.html"))
+    assert len(pages) == 2
+    with pytest.raises(
+        CourseError, match=r"from Canvas \(1\) and from Moodle \(1\), .* --lms canvas, then --lms moodle"
+    ):
+        write_feedback_zip(tmp_path, "01_toy", pages, tmp_path / "x.zip")
+    for form, reads, other in (("canvas", "4711", "bob"), ("moodle", "78", "ada")):
+        assert write_feedback_zip(tmp_path, "01_toy", pages, tmp_path / "x.zip", form) == (form, [other])
+        (name,) = names_in(tmp_path / "x.zip")
+        read = READ[form](name)
+        assert read is not None
+        assert read[0] == reads
+    with pytest.raises(CourseError, match="handed in by blackboard; expected canvas or moodle"):
+        write_feedback_zip(tmp_path, "01_toy", pages, tmp_path / "x.zip", "blackboard")
 
 
 def test_a_number_of_another_assignment_is_not_used(tmp_path: Path) -> None:

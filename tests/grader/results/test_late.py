@@ -19,6 +19,7 @@ from grader.course import CourseError
 from grader.courses import late
 from grader.courses.late import Policy, add_days, days_late, parse_when, read_policy, write_policy
 from grader.courses.scores import scores
+from grader.submissions.lms import ON_THIS_CLOCK
 
 SLUG = "01_toy"
 ZONES = st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "UTC"]).map(
@@ -140,12 +141,12 @@ def test_an_extension_takes_effect_after_grading_and_can_be_taken_back(course: P
     assert penalties(course)["eve"] == 3
 
 
-def by_files(course: Path, *students: str) -> None:
+def by_files(course: Path, *students: str, time_from: str = "the file's own time") -> None:
     """The times of these students are their files' own, as after a collect of a folder."""
     for student in students:
         path = course / "received" / student / SLUG / "received.json"
         history = json.loads(path.read_text())
-        history[-1]["time_from"] = "the file's own time"
+        history[-1]["time_from"] = time_from
         path.write_text(json.dumps(history))
 
 
@@ -167,6 +168,38 @@ def test_a_time_that_only_a_file_has_costs_nothing_until_it_is_confirmed(
     assert (penalties(course)["ada"], penalties(course)["eve"]) == (0, pytest.approx(0.1 * 4 * 6))
     grade("forget", "--student", "eve", "--yes", *at)
     assert "eve:" not in (course / "late.yaml").read_text()
+
+
+def test_a_time_without_a_zone_costs_nothing_until_it_is_confirmed(course: Path, grade: Callable[..., str]) -> None:
+    at = ("--course", str(course))
+    by_files(course, "eve", time_from=f"blackboard's name for it{ON_THIS_CLOCK}")
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    said = grade("late", "01", "--per-day", "0.1", *at)
+    assert (
+        "eve: 2 days, by blackboard's name for it, as this machine's clock has it, 2026-03-03 01:00 UTC; noth" in said
+    )
+    assert penalties(course)["eve"] == 0
+    grade("late", "01", "--file-times", *at)
+    assert penalties(course)["eve"] == pytest.approx(1.2)
+
+
+def test_an_option_given_twice_or_without_effect_is_refused_and_nothing_is_set(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    def histories() -> list[str]:
+        return [(course / "received" / one / SLUG / "received.json").read_text() for one in ("eve", "ada")]
+
+    when, before = "2026-03-01 10:00 UTC", histories()
+    said = grade("late", "01", "--time", "eve", when, "--time", "ada", when, "--course", str(course), ok=False)
+    assert "--time is given 2 times: give it once" in said
+    assert histories() == before
+    said = grade(
+        "points", "01", "eve", "check_len", "1", "--comment", "a", "--comment", "b", "--course", str(course), ok=False
+    )
+    assert "--comment is given 2 times" in said
+    assert "--lms says of which LMS the zip is" in grade(
+        "feedback", "01", "--lms", "moodle", "--course", str(course), ok=False
+    )
 
 
 def test_a_file_time_that_contradicts_the_lms_is_shown_with_what_the_lms_said(
@@ -240,7 +273,7 @@ def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callabl
     # Where the journal of what is in the gradebook is gone, nbgrader grades anew from the results that are there.
     (course / "results" / SLUG / "recorded.log").unlink()
     said = grade("run", "01", *at)
-    assert "9 were graded before and are recorded in the gradebook now. 0 graded" in said
+    assert "9 were graded before: what the gradebook lacked of them (results, times) is in it now. 0 graded" in said
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         assert book.find_submission(SLUG, "eve").late_submission_penalty == pytest.approx(0.3 * 6)
         assert book.find_submission(SLUG, "ada").late_submission_penalty == 0

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grader.courses.misconceptions import Misconception, explanations, misconceptions_of, read_misconceptions
+from grader.labs.convention import load_conventions
 from grader.labs.lab import LabError
-from grader.reports.report import Report, histogram, make_report, quartiles
+from grader.reports.report import Report, _check_rows, _patterns, histogram, make_report, quartiles
 from grader.reports.report_page import report_json, report_page
 from grader.reports.similarity import MAX_CODE
 from grader.results.result import CheckResult, Result
 
-SLUG = "01_toy"
+SLUG, ROOT = "01_toy", Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,16 @@ def test_a_known_misconception_is_named_for_exactly_those_who_failed_its_checks(
     assert likely["check_len"][0] == ("the window keeps every vector.", 2)
 
 
+def test_where_several_mistakes_fit_their_number_is_said_and_none_is_named() -> None:
+    check = CheckResult("a", 1, 0, "failed", "", "seen 2")
+    graded = {name: Result("lab", 1, checks=[check]) for name in ("ada", "bob")}
+    known = [Misconception(name, f"{name} is wrong.", ("a",)) for name in ("one", "two")]
+    (pattern,) = patterns = _patterns(graded, known)
+    assert pattern.faults == ("one is wrong.", "two is wrong.")
+    (row,) = _check_rows(list(graded.values()), patterns)
+    assert row.likely == (("one of 2 known mistakes, under 'Failed together'", 2),)
+
+
 def test_refused_and_crashed_submissions_stand_with_their_reason(report: Report) -> None:
     trouble = {student: (status, reason) for student, status, reason in report.trouble}
     assert set(trouble) == {"gus", "hal"}
@@ -66,6 +77,16 @@ def test_a_renamed_and_reordered_copy_is_found_and_the_others_are_not(report: Re
     assert report.similar is not None
     assert [cluster for cluster in report.similar.clusters if "ada" in cluster] == [("ada", "bob", "cyd")]
     assert "fay" in report.similar.too_short
+
+
+def test_in_a_private_course_no_mistake_is_named_that_the_course_may_ask_for() -> None:
+    source = ROOT / "solutions" / "06_prefix_caching" / "prefix_index.py"
+    mutants = ROOT / "tests" / "labs" / "06_prefix_caching" / "mutants"
+    options = {o.name: o for convention in load_conventions(source) for o in convention.options}
+    names = {one.name for one in misconceptions_of(mutants)}
+    kept = {one.name for one in misconceptions_of(mutants, [options["big_endian"], options["rate_first"]])}
+    assert "link_big_endian" in names - kept
+    assert len(kept) > 0.9 * len(names)
 
 
 def test_what_is_not_written_yet_does_not_hide_a_misconception() -> None:

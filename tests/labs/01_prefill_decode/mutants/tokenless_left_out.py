@@ -3,6 +3,6 @@
 
 # %% nbgrader={"grade_id": "metrics"}
 def metrics(events):
-    """Events (time, kind, request_id) -> {"requests": {request_id: dict}, "load": dict}. All times in seconds."""
+    """Events (time in seconds, kind, request_id) -> {"requests": {request_id: dict}, "load": dict}."""
     requests = {name: request_metrics(**timeline) for name, timeline in timelines(events).items() if timeline["tokens"]}
     return {"requests": requests, "load": load_metrics(list(requests.values()))}

@@ -1,10 +1,10 @@
-# fault: what came before, not what comes behind.
+# fault: what came before, not what comes after.
 # trap: direction
 # fails: check_drafter
 
 # %% nbgrader={"grade_id": "train_drafter"}
 def train_drafter(texts, vocab_size, smoothing):
-    """q [vocab_size, vocab_size]: row a is the distribution of the token behind a."""
+    """q [vocab_size, vocab_size]: row a is the distribution of the token after a."""
     counts = torch.full((vocab_size, vocab_size), smoothing, dtype=torch.float64)
     for text in texts:
         for i in range(len(text) - 1):

@@ -1,9 +1,9 @@
-# fault: the token behind kept guesses is lost.
+# fault: the token after kept guesses is lost.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}
 def speculate(prompt, num_tokens, k, propose, judge):
-    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    """The num_tokens tokens after prompt, in rounds of at most k guesses."""
     tokens, end = list(prompt), len(prompt) + num_tokens
     while len(tokens) < end:
         drafts = list(propose(list(tokens), min(k, end - len(tokens) - 1)))

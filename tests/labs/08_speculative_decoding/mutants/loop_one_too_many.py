@@ -1,9 +1,9 @@
-# fault: the token behind the guesses is forgotten.
+# fault: the token after the guesses is forgotten.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}
 def speculate(prompt, num_tokens, k, propose, judge):
-    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    """The num_tokens tokens after prompt, in rounds of at most k guesses."""
     tokens, end = list(prompt), len(prompt) + num_tokens
     while len(tokens) < end:
         drafts = list(propose(list(tokens), min(k, end - len(tokens))))

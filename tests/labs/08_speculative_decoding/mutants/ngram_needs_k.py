@@ -1,4 +1,4 @@
-# fault: occurrences with fewer than k tokens behind them are left out.
+# fault: occurrences with fewer than k tokens after them are left out.
 # fails: check_ngram_match, check_ngram_ends
 
 # %% nbgrader={"grade_id": "propose_ngram"}

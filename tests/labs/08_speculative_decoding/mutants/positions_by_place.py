@@ -4,7 +4,7 @@
 
 # %% nbgrader={"grade_id": "tree_positions"}
 def tree_positions(parents, num_tokens):
-    """The position of each guess behind a text of num_tokens tokens."""
+    """The position of each guess after a text of num_tokens tokens."""
     positions = []
     for _ in parents:
         positions.append(num_tokens + len(positions))

@@ -1,9 +1,9 @@
-# fault: children of guess 0 count as behind the text.
+# fault: children of guess 0 count as after the text.
 # fails: check_positions
 
 # %% nbgrader={"grade_id": "tree_positions"}
 def tree_positions(parents, num_tokens):
-    """The position of each guess behind a text of num_tokens tokens."""
+    """The position of each guess after a text of num_tokens tokens."""
     positions = []
     for parent in parents:
         positions.append(num_tokens if parent <= 0 else positions[parent] + 1)

@@ -1,9 +1,9 @@
-# fault: the token behind counts as a kept guess.
+# fault: the token after counts as a kept guess.
 # fails: check_kept, check_bonus, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     for i, guess in enumerate(drafts):
         if uniform() * q[i, guess] >= p[i, guess]:
             return i + 1, draw(residual(p[i], q[i]), uniform())

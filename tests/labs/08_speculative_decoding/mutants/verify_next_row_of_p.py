@@ -1,10 +1,10 @@
-# fault: a guess is judged by the row behind it.
+# fault: a guess is judged by the row after it.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     for i, guess in enumerate(drafts):
         if uniform() * q[i, guess] >= p[i + 1, guess]:
             return i, draw(residual(p[i], q[i]), uniform())

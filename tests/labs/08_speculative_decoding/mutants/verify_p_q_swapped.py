@@ -3,7 +3,7 @@
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     for i, guess in enumerate(drafts):
         if uniform() * p[i, guess] >= q[i, guess]:
             return i, draw(residual(p[i], q[i]), uniform())

@@ -3,7 +3,7 @@
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     for i, guess in enumerate(drafts):
         if uniform() * q[i, guess] >= p[i, guess]:
             return i, (uniform(), int(residual(p[i], q[i]).argmax()))[1]

@@ -1,9 +1,9 @@
-# fault: the residual is of the row behind the guess.
+# fault: the residual is of the row after the guess.
 # fails: check_replaced, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
-    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     for i, guess in enumerate(drafts):
         if uniform() * q[i, guess] >= p[i, guess]:
             return i, draw(residual(p[i + 1], q[i]), uniform())

@@ -3,7 +3,7 @@
 
 # %% nbgrader={"grade_id": "walk"}
 def walk(parents, tokens, says):
-    """(guesses on the path that the target says, in order; its token behind them)."""
+    """(guesses on the path that the target says, in order; its token after them)."""
     at, path = -1, []
     for i in range(len(parents)):
         if tokens[i] == says[1 + at]:

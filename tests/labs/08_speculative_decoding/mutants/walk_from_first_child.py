@@ -3,7 +3,7 @@
 
 # %% nbgrader={"grade_id": "walk"}
 def walk(parents, tokens, says):
-    """(guesses on the path that the target says, in order; its token behind them)."""
+    """(guesses on the path that the target says, in order; its token after them)."""
     at, path = (0, [0]) if parents else (-1, [])
     for i, parent in enumerate(parents):
         if parent == at and tokens[i] == says[1 + at]:

@@ -1,9 +1,9 @@
-# fault: compared with what is said behind the guess itself.
+# fault: compared with what is said after the guess itself.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}
 def walk(parents, tokens, says):
-    """(guesses on the path that the target says, in order; its token behind them)."""
+    """(guesses on the path that the target says, in order; its token after them)."""
     at, path = -1, []
     for i, parent in enumerate(parents):
         if parent == at and tokens[i] == says[1 + i]:

@@ -5,14 +5,14 @@ from collections import Counter, defaultdict, deque, namedtuple
 
 
 def propose_ngram(tokens, k, longest, shortest):
-    behind = {}  # where each n-gram ended last, the text's end itself left out
+    after = {}  # where each n-gram ended last, the text's end itself left out
     window = deque(maxlen=longest)
     for end, token in enumerate(tokens):
         for n in range(shortest, len(window) + 1):
-            behind[tuple(window)[len(window) - n :]] = end
+            after[tuple(window)[len(window) - n :]] = end
         window.append(token)
     lengths = range(min(longest, len(tokens)), shortest - 1, -1)
-    places = [behind[pattern] for n in lengths if (pattern := tuple(tokens[len(tokens) - n :])) in behind]
+    places = [after[pattern] for n in lengths if (pattern := tuple(tokens[len(tokens) - n :])) in after]
     return list(tokens[places[0] : places[0] + k]) if places else []
 
 

@@ -7,10 +7,10 @@ def propose_ngram(tokens, k, longest, shortest):
         rest = backwards[1:]
         while len(rest) >= n:
             if rest[:n] == backwards[:n]:
-                behind = backwards[: len(backwards) - len(rest)]
-                behind.reverse()
-                del behind[k:]
-                return behind
+                after = backwards[: len(backwards) - len(rest)]
+                after.reverse()
+                del after[k:]
+                return after
             rest.pop(0)
     return []
 
