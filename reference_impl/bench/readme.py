@@ -129,11 +129,12 @@ def llmcompressor_part(record: dict[str, Any]) -> str:
         "against_llmcompressor`):", "", against_llmcompressor.markdown(record), "",
     ]  # fmt: skip
     for model, result in record.items():
-        peer, seeds = result["peer"], max(len(found["runs"]) for found in result["methods"].values())
+        peer, draws = result["peer"], sorted({run["seed"] for m in result["methods"].values() for run in m["runs"]})
         lines.append(
             f"{model}: {result['bits_per_weight']:.3f} bits a weight (int4, symmetric, groups of "
-            f"{result['group_size']}), {seeds} draws of {result['rows']} rows of {result['length']} tokens, KL in nats "
-            f"over {result['judged_tokens']:,} tokens by one evaluator; llmcompressor {peer['llmcompressor']}; "
+            f"{result['group_size']}), {len(draws)} draws (seeds {draws[0]} to {draws[-1]}) of {result['rows']} rows "
+            f"of {result['length']} tokens, KL in nats over {result['judged_tokens']:,} tokens by one evaluator; "
+            f"llmcompressor {peer['llmcompressor']}; "
             f"{result['stamp']['date']}, commit {result['stamp']['commit']}."
         )
     return "\n".join([*lines, "The interval is that of the mean over draws, by Student's t."])

@@ -77,4 +77,4 @@ def test_awq_s_scales_gain_on_the_course_model_only_where_channels_stand_out(tmp
     harm = kl["planted", "rtn"] - kl["draft", "rtn"]
     assert harm > kl["draft", "rtn"]
     assert kl["planted", "scales"] - kl["draft", "rtn"] < 0.3 * harm
-    assert 0.7 < kl["draft", "awq"] / kl["draft", "rtn"] < 1.4
+    assert 0.7 < kl["draft", "scales"] / kl["draft", "rtn"] < 1.4

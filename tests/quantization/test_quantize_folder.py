@@ -360,7 +360,7 @@ class Counted(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.parametrize("size", [64, 128, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["rtn", "awq", "gptq"])
 def test_memory_stays_within_what_is_stated(method: str, size: int, make_folder: MakeFolder, tmp_path: Path) -> None:
     """In the shape of a 1B model, hidden : intermediate : vocabulary = 1 : 4 : 64, at two sizes, so that it is the
