@@ -94,6 +94,17 @@ def _torch_and_gpu() -> Iterator[Row]:
         yield Row("GPU", "not usable", "warn", advice)
     else:
         yield Row("GPU", "none; everything here runs on the CPU", "info")
+    yield _products()
+
+
+def _products() -> Row:
+    """By which method the engine multiplies weights on this CPU."""
+    try:
+        from reference_impl.assembly.products import in_words
+
+        return Row("products", in_words(), "info")
+    except Exception as error:  # as in `engine_row`, whose finding says more
+        return Row("products", f"not known: {type(error).__name__}: {error}", "info")
 
 
 def _packages() -> Iterator[Row]:

@@ -363,7 +363,7 @@ widgets.table(rows, ["text", "batch", "steps, plain", "steps, k = 4", "fewer ste
 # The formula over acceptance, guesses, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
 # the one you have just measured. The points are this machine's runs from above. *With k = 4 and guesses that cost nothing,
 # between which two batches does an acceptance of 0.6 stop paying on the H100, with the short context? Why is there no such
-# batch with the long one, and how many of its requests fit?* (The formula does not look at memory.)
+# batch with the long one?* Grey: batches whose caches do not fit beside the weights; the formula goes on through them.
 
 
 # %% name="explore-widget"

@@ -32,10 +32,14 @@ class Measured:
     speed_up: float
 
 
+@lru_cache(maxsize=1)
+def _h100() -> Deployment:
+    return Deployment(model("llama-3-8b"), device("H100"), mfu=MFU, mbu=MBU)
+
+
 @lru_cache(maxsize=4096)
 def _formula(context: int, batch: int, k: int) -> float:
-    where = Deployment(model("llama-3-8b"), device("H100"), mfu=MFU, mbu=MBU)
-    return speculative.verify_cost(where, batch, context, k)
+    return speculative.verify_cost(_h100(), batch, context, k)
 
 
 MACHINES: dict[str, Verify] = {
@@ -43,6 +47,15 @@ MACHINES: dict[str, Verify] = {
     "8B on one H100, context 1,000": lambda batch, k: _formula(1000, batch, k),
     "8B on one H100, context 8,000": lambda batch, k: _formula(8000, batch, k),
 }
+CONTEXTS = {"8B on one H100, context 1,000": 1000, "8B on one H100, context 8,000": 8000}
+
+
+def most_that_fit(machine: str, num_drafts: int) -> int | None:
+    """Requests whose caches fit beside the weights while their guesses are verified, with 90 % of the memory in use;
+    None for a machine of which the memory is not known."""
+    if machine not in CONTEXTS:
+        return None
+    return _h100().cache_tokens() // (CONTEXTS[machine] + num_drafts + 1)
 
 
 def gain(verify: Verify, acceptance: float, num_drafts: int, draft_cost: float, batch: int) -> float:
@@ -63,15 +76,21 @@ def draw(
     here = gain(verify, acceptance, num_drafts, draft_cost, batch)
     best = speculative.best_num_drafts(acceptance, draft_cost, lambda k: verify(batch, k), most=MOST)
     tokens = speculative.expected_tokens(acceptance, num_drafts)
+    most = most_that_fit(machine, num_drafts)
     text = (
         f"{machine}: {tokens:.2f} tokens / ({verify(batch, num_drafts):.2f} + {num_drafts} · {draft_cost:.2f}) = "
         f"{here:.2f}x at batch {batch}. Best here: {f'k = {best}' if best else 'no guesses'}."
     )
+    if most is not None and batch > most:
+        text += f"\nThis batch does not fit: beside the weights there is room for the caches of {most} such requests."
     fig = figure(8.2, 3.2)
     fig.set_layout_engine("none")
     left, right = fig.add_axes((0.07, 0.17, 0.40, 0.62)), fig.add_axes((0.57, 0.17, 0.41, 0.62))
     left.plot(ks, by_k, "o-", color=BLUE, markersize=4)
     right.plot(BATCHES, by_batch, "o-", color=BLUE, markersize=4, label="formula")
+    if most is not None and most < BATCHES[-1]:
+        right.axvspan(most, BATCHES[-1], color=GREY, alpha=0.25, linewidth=0)
+        right.text(BATCHES[-1], 0, "caches do not fit ", ha="right", va="bottom", fontsize=8, color=INK)
     for ax, x in ((left, num_drafts), (right, batch)):
         ax.plot(x, here, "D", color=RED, markersize=8)
         ax.axhline(1, color=GREY, linestyle=":", linewidth=1.5)
@@ -89,7 +108,8 @@ def draw(
     shown = f" {len(points)} measured points." if points else ""
     return show(
         fig,
-        f"{text}{shown} Over the batch from 1 to {BATCHES[-1]} it goes from {by_batch[0]:.2f} to {by_batch[-1]:.2f}.",
+        f"{text}{shown} Over the batch from 1 to {BATCHES[-1]} it goes from {by_batch[0]:.2f} to {by_batch[-1]:.2f}."
+        + (f" Only up to {most} requests fit." if most is not None and most < BATCHES[-1] else ""),
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.course import CourseError
-from grader.labs.convention import Option, applied
+from grader.labs.convention import Option, applied_where_touched
 from grader.labs.lab import LabError, comment_text
 from grader.labs.percent_file import percent_cells_of
 from grader.results.result import Result
@@ -53,10 +53,8 @@ def misconceptions_of(mutants: Path, options: Iterable[Option] = ()) -> list[Mis
 def _fits(cells: Iterable[dict[str, Any]], options: Sequence[Option]) -> bool:
     for cell in cells:
         grade_id = cell["metadata"]["nbgrader"]["grade_id"]
-        here = [option.model_copy(update={"cells": {grade_id: option.cells[grade_id]}})
-                for option in options if grade_id in option.cells]  # fmt: skip
         try:
-            applied({grade_id: cell["source"]}, here)
+            applied_where_touched(grade_id, cell["source"], options)
         except LabError:
             return False
     return True

@@ -94,12 +94,20 @@ def examine(
                 on_start(cell)
                 result.checks.append(examination.check(cell, time.monotonic() - started))
                 on_check(result.checks[-1])
-        result.notes += [f"cell {name} stopped with an error" for name in examination.broken]
+        result.notes += [_stopped_note(submission, name, text) for name, text in examination.broken.items()]
     finally:
         examination.end()
     result.printed = "\n".join(filter(None, examination.printed))[-MAX_PRINTED:]
     result.seconds = round(time.monotonic() - started, 3)
     return result
+
+
+def _stopped_note(submission: Submission, name: str, text: str) -> str:
+    """Which cell stopped, by its first line where it is the learner's own, and with what: a traceback's last line."""
+    number = name.removeprefix("added-")
+    if number != name:
+        name = f"of yours that begins with {submission.added[int(number)].source.strip().splitlines()[0][:60]!r}"
+    return f"cell {name} stopped with an error: {text.strip().splitlines()[-1][:200] if text.strip() else 'unknown'}"
 
 
 def milestone(lab: Lab, submission: Submission, launcher: Launcher, *, secret: bytes) -> str:

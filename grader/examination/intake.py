@@ -14,7 +14,7 @@ from typing import Any
 
 from grader.examination.notebook_file import FileCell, Refused, plain_text, read_cells
 from grader.labs.lab import STUB, Cell, Lab, defined_names, split_hidden, without_helps
-from grader.results.result import NO_CELLS
+from grader.results.result import NO_CELLS, NO_MARKS
 
 __all__ = ["DELETED", "Added", "Refused", "Submission", "learner_cells", "plain_python", "read_submission", "rebuild"]
 
@@ -64,7 +64,8 @@ def read_submission(raw: bytes, lab: Lab) -> Submission:
         _note_order(found, order, submission)
         _note_missing(submission, lab, last)
     else:  # what would be repaired is all of it, and says less than this
-        submission.notes = [*about_file, NO_CELLS]
+        written = _defined_elsewhere(submission).intersection(lab.graded_names)
+        submission.notes = [*about_file, NO_MARKS if written else NO_CELLS]
     _limit(submission, lab)
     # In the release's order, so that taking in what `rebuild` made gives the same again.
     submission.added.sort(key=lambda added: -1 if added.after is None else order.index(added.after))

@@ -116,6 +116,12 @@ def changed_cells(source: Path, options: Sequence[Option]) -> list[dict[str, Any
     return cells
 
 
+def applied_where_touched(grade_id: str, text: str, options: Iterable[Option]) -> str:
+    """The text of one cell with what these options replace in it. Raises LabError where one does not fit."""
+    here = [o.model_copy(update={"cells": {grade_id: o.cells[grade_id]}}) for o in options if grade_id in o.cells]
+    return applied({grade_id: text}, here)[grade_id]
+
+
 def applied(texts: Mapping[str, str], options: Iterable[Option]) -> dict[str, str]:
     """Texts of cells, by grade_id, with the options' replacements. Raises LabError where one does not fit.
 

@@ -27,7 +27,7 @@ from grader.isolation.launcher import Launcher
 from grader.labs.convention import (
     Convention,
     Option,
-    applied,
+    applied_where_touched,
     load_conventions,
     private_lab,
     public_points,
@@ -90,11 +90,9 @@ def _fitting(found: list[Case], lab: Lab, proof: Proof) -> Iterator[Case]:
     for case in found:
         answers, misfits = dict(case.submission.answers), []
         for grade_id, text in answers.items():
-            touching = [o.model_copy(update={"cells": {grade_id: o.cells[grade_id]}}) for o in proof.options
-                        if grade_id in o.cells]  # fmt: skip
             if text != solved.get(grade_id):
                 try:
-                    answers |= applied({grade_id: text}, touching)
+                    answers[grade_id] = applied_where_touched(grade_id, text, proof.options)
                 except LabError:
                     misfits.append(grade_id)
                     answers[grade_id] = solved[grade_id]

@@ -9,6 +9,7 @@ from typing import Any
 # passed; failed; not written: a stub was reached; timed out; killed for memory; crashed; not run: no time was left;
 # refused: not readable; machinery: the grader failed, not the submission, and a person must look.
 NO_CELLS = "no cell of this lab was found: is it the right notebook?"  # a note of intake
+NO_MARKS = "its cells have lost their ids: what they define was taken for this lab's"  # another one
 STATUSES = (
     "passed",
     "failed",

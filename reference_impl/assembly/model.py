@@ -141,7 +141,7 @@ def build_model(
         raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
     methods = methods_of(linear_method)
     model = new_model(config, dtype, device, max_position, methods, chosen)
-    model.head = choose_head(methods("lm_head"), config.tied_embeddings, dtype, device)
+    model.head = choose_head(methods("lm_head"), config, dtype, device)
     if device.type == "cpu":  # pages are committed when written, and then the system kills a process
         what = f"{model.num_parameters():,} weights"
         remedy = "use a smaller model, dtype='bfloat16', or quantization"

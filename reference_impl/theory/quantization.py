@@ -78,11 +78,11 @@ def _integers(bits: int) -> Floats:
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "int8": Format(8, _integers(8), "255 equal steps"),
+        "int8": Format(8, _integers(8), "255 values, equal steps"),
         "e4m3": Format(8, float_values(4, 3, "fn"), "FP8 with 3 mantissa bits (OCP)"),
         "e5m2": Format(8, float_values(5, 2, "ieee"), "FP8 with 2 mantissa bits and infinities (OCP)"),
         "e4m3fnuz": Format(8, float_values(4, 3, "fnuz"), "FP8 with 3 mantissa bits, as AMD's CDNA 3 has it"),
-        "int4": Format(4, _integers(4), "15 equal steps"),
+        "int4": Format(4, _integers(4), "15 values, equal steps"),
         "e2m1": Format(4, float_values(2, 1, "none"), "FP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives"),
         "nf4": Format(4, nf4_values(), "16 quantiles of a normal distribution"),
         "ternary": Format(2, np.array([-1.0, 0.0, 1.0]), "three values, two bits when stored one by one"),

@@ -10,10 +10,11 @@ import pytest
 from chapters.widgets import accept_reject, draft_tree, speculation, token_origins
 from chapters.widgets.accept_reject import pick
 from chapters.widgets.draft_tree import Tree
-from chapters.widgets.speculation import MACHINES, Measured, gain
+from chapters.widgets.speculation import BATCHES, CONTEXTS, MACHINES, Measured, draw, gain, most_that_fit
 from chapters.widgets.token_origins import origins
 from reference_impl.interfaces import Row, StepDone
 from reference_impl.theory import speculative
+from reference_impl.theory.hardware import device
 
 P, Q, NAMES = (0.5, 0.3, 0.2), (0.6, 0.1, 0.3), ("A", "B", "C")
 TREE = Tree(("a", "b", "aa", "ab", "ba", "aba"), (-1, -1, 0, 0, 1, 3), (0.6, 0.3, 0.3, 0.2, 0.1, 0.1), kept=(0, 3))
@@ -135,3 +136,22 @@ def test_each_token_is_said_to_come_from_where_it_came_from() -> None:
 def test_a_trace_that_does_not_hold_all_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="all 9 output tokens, got steps with 8"):
         token_origins(steps(), "r", range(9), str)
+
+
+@pytest.mark.parametrize(("machine", "context"), CONTEXTS.items())
+@pytest.mark.parametrize("k", [1, 8])
+def test_the_explorer_says_which_batches_do_not_fit(machine: str, context: int, k: int) -> None:
+    """By hand: 8.03e9 weights of 2 bytes; 32 layers, 8 heads of 128, keys and values of 2 bytes."""
+    room = (0.9 * device("H100").capacity - 2 * 8.03e9) / (2 * 32 * 8 * 128 * 2)
+    most = most_that_fit(machine, k)
+    assert most == pytest.approx(room / (context + k + 1), rel=0.01)
+    last = max(batch for batch in BATCHES if batch <= most)
+    for batch in (last, 2 * last):
+        shown = draw(MACHINES, (), machine, 0.7, k, 0.0, batch).alt
+        assert ("This batch does not fit" in shown) == (batch > most)
+        assert f"Only up to {most} requests fit" in shown
+
+
+def test_the_paper_s_machine_has_room_for_all() -> None:
+    assert most_that_fit(next(iter(MACHINES)), 4) is None
+    assert "fit" not in draw(MACHINES, (), next(iter(MACHINES)), 0.7, 4, 0.0, 512).alt

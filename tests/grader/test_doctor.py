@@ -9,6 +9,8 @@ from rich.console import Console
 
 from grader import doctor
 from grader.findings import Row
+from reference_impl import LLM, course_model
+from reference_impl.assembly.products import how, products
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, *rows: Row, engine: Row) -> tuple[int, str]:
@@ -87,3 +89,17 @@ def test_the_sandbox_is_judged_by_trying_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert refused.verdict == "warn"
     assert "Permission denied" in refused.found
     assert "AppArmor" in refused.advice
+
+
+def test_the_products_that_it_names_are_those_of_a_loaded_model() -> None:
+    """For every kind of weights, the class that a model's layers have."""
+    found = products()
+    model = course_model("draft")
+    for dtype in ("float32", "bfloat16", "float16"):
+        llm = LLM(model, dtype=dtype, device="cpu", num_blocks=8)
+        method = llm.engine.model.layers[0].qkv.method
+        assert found[dtype] == how(type(method))
+    for bits in ("int8", "int4"):
+        llm = LLM(model, dtype="float32", device="cpu", num_blocks=8, quantization=bits)
+        assert found[bits] == how(type(llm.engine.model.layers[0].qkv.method))
+    assert all(f"{name}: {words}" in doctor._products().found for name, words in found.items())

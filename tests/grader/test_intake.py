@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grader.examination.intake import MAX_CODE, Refused, learner_cells, plain_python, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
-from grader.results.result import NO_CELLS
+from grader.results.result import NO_CELLS, NO_MARKS
 from tests.examples import examples
 
 ANSWER = "class Window:\n    pass"
@@ -279,6 +279,14 @@ def test_another_labs_notebook_is_one_note_though_labs_name_some_cells_alike(rel
                 cell["id"] = cell["metadata"]["nbgrader"]["grade_id"] = f"other_{cell['id']}"
 
     assert read_submission(edited(other_lab), released).notes == [NO_CELLS]
+
+    def unmarked(cells: list[dict[str, Any]], _: Any) -> None:
+        for number, cell in enumerate(cells):
+            cell["id"], cell["metadata"] = f"{number}", {}
+            if kinds[list(kinds)[number]] == "solution":
+                cell["source"] = ANSWER
+
+    assert read_submission(edited(unmarked), released).notes == [NO_MARKS]
 
     def own_cells_only(cells: list[dict[str, Any]], _: Any) -> None:
         cells[:] = [cell for cell in cells if kinds[cell["id"]] not in ("solution", "answer")] + [code(ANSWER)]

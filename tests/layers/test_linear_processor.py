@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from reference_impl.annexes.cpu import operators as packed_linear
 from reference_impl.annexes.cpu import processor
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import SlowHalfLinear, slow_half_linear
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.linear_methods import choose_head
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
+from reference_impl.models.config_json import read_model_config
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
 
@@ -54,6 +60,7 @@ METHODS = {
     "slow bfloat16": lambda: SlowHalfLinear(torch.bfloat16),
     "plain float32": lambda: UnquantizedLinear(torch.float32, torch.device("cpu")),
     "packed float32": lambda: packed_linear.PackedLinear(torch.float32),
+    "large float32": lambda: packed_linear.PackedIfLarge(torch.float32),
 }
 
 
@@ -87,11 +94,76 @@ def test_half_precision_is_packed_or_kept_by_rows() -> None:
         torch.testing.assert_close(slow_half_linear(x, weight), (x.double() @ weight.double().T).bfloat16())
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(9000, 500), (9001, 500), (2, 1 << 22)])
+def test_a_large_weight_in_16_bits_is_widened_in_parts(outputs: int, inputs: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(9, inputs, generator=draw).bfloat16()
+    weight = torch.randn(outputs, inputs, generator=draw).bfloat16()
+    bias = torch.randn(outputs, generator=draw).bfloat16()
+    sizes: list[int] = []
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is F.linear:
+                sizes.append(args[1].numel())
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        found = slow_half_linear(x, weight, bias)
+    assert len(sizes) > 1
+    assert sum(sizes) == weight.numel()
+    exact = x.float() @ weight.float().T + bias.float()
+    torch.testing.assert_close(found.float(), exact, rtol=2**-8, atol=1e-3 * inputs**0.5)
+
+
 @pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
 def test_float32_is_packed_where_that_pays(capability: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert packed_linear.pays(torch.float32) == (packs and packed_linear.available(torch.float32))
+    there = packed_linear.available(torch.float32)
+    assert packed_linear.pays(torch.float32) == (packs and there)
+    assert packed_linear.pays(torch.float32, large=True) == (capability != "DEFAULT" and there)
     assert packed_linear.pays(torch.bfloat16) == packed_linear.available(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "large"), [(512, 512, True), (511, 512, False), (2048, 256, False)])
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_with_avx2_a_large_weight_is_packed_and_a_smaller_one_is_as_it_was(
+    outputs: int, inputs: int, large: bool, rows: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed_linear.available(torch.float32):
+        return
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    draw = torch.Generator().manual_seed(outputs)
+    x, weight, bias = (torch.randn(*size, generator=draw) for size in ((rows, inputs), (outputs, inputs), (outputs,)))
+    method, plain = default_method(torch.float32, torch.device("cpu")), UnquantizedLinear(torch.float32, x.device)
+    given = bias if has_bias else None
+    params = method.create(inputs, outputs, False)
+    method.load(params, "weight", weight, 0)
+    method.finish(params)
+    assert params["weight"].is_mkldnn == large
+    found, expected = product(method, x, weight, given), product(plain, x, weight, given)
+    if large:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-4)  # sums of 512, in another order
+    else:
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("hidden_size", "copied"), [(512, True), (256, False)])
+def test_with_avx2_a_large_head_is_packed_in_float32(
+    hidden_size: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    cpu = torch.device("cpu")
+    config = replace(read_model_config(course_model("target")), vocab_size=1024, hidden_size=hidden_size)
+    head = choose_head(UnquantizedLinear(torch.float32, cpu), config, torch.float32, cpu)
+    copied = copied and packed_linear.available(torch.float32)
+    assert isinstance(head, packed_linear.HeadCopy) == copied
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*size, generator=draw) for size in ((3, hidden_size), (1024, hidden_size)))
+    torch.testing.assert_close(head(x, weight), x @ weight.T, rtol=1e-4, atol=2e-4)
+    if isinstance(head, packed_linear.HeadCopy):
+        assert head.weight_bytes() == weight.nbytes
 
 
 @linux

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from reference_impl.annexes.cpu.half import SlowHalfLinear
-from reference_impl.annexes.cpu.operators import PackedLinear, pays
+from reference_impl.annexes.cpu.operators import PackedIfLarge, PackedLinear, pays
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 
@@ -14,6 +14,8 @@ def default_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """Packed weights on a CPU where they pay, plain ones elsewhere; the numbers agree to rounding."""
     if device.type == "cpu" and pays(dtype):
         return PackedLinear(dtype)
+    if device.type == "cpu" and pays(dtype, large=True):
+        return PackedIfLarge(dtype)
     if device.type == "cpu" and dtype.itemsize == 2:
         return SlowHalfLinear(dtype)
     return UnquantizedLinear(dtype, device)

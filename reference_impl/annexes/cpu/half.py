@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.annexes.cpu.by_rows import WeightByRows
+from reference_impl.kernels.reference import gemm_widened
 
-_FEW_ROWS = 8
+FEW_ROWS = 8
 
 
 class SlowHalfLinear(WeightByRows):
@@ -25,6 +26,7 @@ class SlowHalfLinear(WeightByRows):
 
 def slow_half_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `SlowHalfLinear` says. x [rows, in_features], weight [out_features, in_features] -> [rows, out_features]."""
-    if len(x) <= _FEW_ROWS:
+    if len(x) <= FEW_ROWS:
         return F.linear(x, weight, bias)
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    y = gemm_widened(x.float(), weight)
+    return (y if bias is None else y.add_(bias)).to(x.dtype)

@@ -2,8 +2,10 @@
 
 Packed weights have the layout that oneDNN computes with. Seen over all products of the course model on one thread,
 against x @ W, on a CPU with AVX-512: bf16 0.45 of the time at 1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1.
-On one with AVX2 only, a step of the engine in float32 took 1.3 of the time at 1 row and 1.1 at 16: each call costs some
-25 us before it computes. So it pays in bf16, and with AVX-512 for batches.
+On one with AVX2 only, each call costs some 25 us before it computes: the course model's steps in float32 took 1.3 of
+the time at 1 row and 1.1 at 16. There it pays for large weights, in float32 (it has no packed product in 16 bits): of
+576 inputs and 3072 outputs, 0.8 of the time of x @ W at 1 row, 0.45 at 16; of 512 and 512, 1.1 and 0.6. So: in bf16
+where there is one, in float32 with AVX-512, and of large weights with AVX2.
 
 The operators are those that torch.compile uses; where a build of torch lacks them, `available` says so and the plain
 method serves.
@@ -12,6 +14,7 @@ method serves.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +26,7 @@ from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
+_LARGE = 512, 1 << 18  # inputs, and values: below, seen with AVX2, one row takes up to 1.4 of the time of x @ W
 FEW = 2048  # values; above, a norm of twice as many costs more than the operators that are saved
 
 
@@ -37,10 +41,34 @@ class PackedLinear(WeightByRows):
         return y
 
 
-def pays(dtype: torch.dtype) -> bool:
-    """Whether linear layers shall be packed here. By what the CPU says, not by a clock: two processes on one machine
-    must compute the same bits."""
-    return available(dtype) and (dtype is torch.bfloat16 or torch.backends.cpu.get_cpu_capability() == "AVX512")
+class PackedIfLarge(PackedLinear):
+    """y = x W^T + b. After finish() a large weight is packed, and a smaller one is [in_features, out_features], as in
+    `UnquantizedLinear`. Both products are written out in `apply`, so that a layer enters one function and not two."""
+
+    def finish(self, params: dict[str, Tensor]) -> None:
+        if is_large(params["weight"].shape):
+            super().finish(params)
+        else:
+            params["weight"] = params["weight"].t().contiguous()
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        weight, bias = params["weight"], params.get("bias")
+        if weight.is_mkldnn:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return y
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """shape: [out_features, in_features] of a weight."""
+    return shape[1] >= _LARGE[0] and shape[0] * shape[1] >= _LARGE[1]
+
+
+def pays(dtype: torch.dtype, large: bool = False) -> bool:
+    """Whether linear layers shall be packed here; large: those of large weights (`is_large`). By what the CPU says, not
+    by a clock: two processes on one machine must compute the same bits."""
+    capabilities = ("AVX512", "AVX2") if large else ("AVX512",)
+    return available(dtype) and (dtype is torch.bfloat16 or torch.backends.cpu.get_cpu_capability() in capabilities)
 
 
 @functools.cache

@@ -43,8 +43,8 @@ def _four_bits() -> type[PagedKVCache]:
 FORMATS = {
     "fp8": KVFormat("float8_e4m3fn", 8, 32, _eight_bits),  # 4 significant bits, however small a number is
     "fp8_e5m2": KVFormat("float8_e5m2", 8, 32, _eight_bits),  # 3 significant bits, over 30 powers of 2 instead of 15
-    "int8": KVFormat("int8", 8, 32, _eight_bits),  # 255 equal steps: finer near a head's largest number
-    "int4": KVFormat("uint8", 4, 16, _four_bits, 16),  # 16 equal steps from a head's least number to its largest
+    "int8": KVFormat("int8", 8, 32, _eight_bits),  # 255 values at equal distances: finer near a head's largest number
+    "int4": KVFormat("uint8", 4, 16, _four_bits, 16),  # 16 values, equally apart, from a head's least to its largest
 }
 
 

@@ -1,0 +1,39 @@
+"""What a CPU's products with weights are computed by, in words: `inferlab doctor` prints it."""
+
+from __future__ import annotations
+
+import torch
+
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.half import FEW_ROWS, SlowHalfLinear
+from reference_impl.annexes.cpu.operators import PackedIfLarge, PackedLinear
+from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8, few_rows
+
+_WORDS: dict[type, str] = {
+    PackedLinear: "packed for oneDNN",
+    PackedIfLarge: "packed for oneDNN where large",
+    SlowHalfLinear: f"as stored up to {FEW_ROWS} rows, in float32 beyond",
+    UnquantizedLinear: "x @ W, as torch has it",
+    CpuInt4: "torch's 4-bit product",
+}
+
+
+def products() -> dict[str, str]:
+    """By the dtype or format of the weights, which method multiplies them on this CPU."""
+    cpu, found = torch.device("cpu"), {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found[str(dtype).removeprefix("torch.")] = how(type(default_method(dtype, cpu)))
+    return {**found, "int8": how(CpuInt8), "int4": how(CpuInt4)}
+
+
+def how(method: type) -> str:
+    """Of a LinearMethod that a CPU's models have."""
+    if method is CpuInt8:
+        return f"torch's 8-bit product up to {few_rows()} rows, a wider copy of the weight beyond"
+    return _WORDS[method]
+
+
+def in_words() -> str:
+    """`products`, on one line."""
+    return "; ".join(f"{name}: {how}" for name, how in products().items())
