@@ -114,11 +114,13 @@ def _mixed(
     import torch
 
     from reference_impl.assembly.model import load_model
+    from reference_impl.core.linear import UnquantizedLinear
     from reference_impl.models.quantization.scan import plain, scan_folder
     from reference_impl.models.quantization.sensitivity import allocate
 
     with _progress("scanned") as show:
-        load = partial(load_model, source, torch.float32)
+        plain_method = UnquantizedLinear(torch.float32, torch.device("cpu"))  # whose matrices can be written to
+        load = partial(load_model, source, torch.float32, linear_method=plain_method)
         costs, weights = scan_folder(source, output, load, tokens[:_SCANNED], recipe, names, show)
     try:
         chosen = allocate(costs, int(bits * weights))
