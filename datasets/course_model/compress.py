@@ -39,6 +39,7 @@ from reference_impl.models.quantization.straight_through import Rounded  # noqa:
 
 LR = {"int4": 1e-4, "ternary": 1e-3, "distill": 3e-4}
 ROWS, LENGTH, PROMPT = 8, 256, 32
+RENEWED = 4  # steps that learn from texts of one student
 
 
 def save_as(model: nn.Module, name: str, folder: Path) -> None:
@@ -124,8 +125,14 @@ def written(folder: Path, prompts: list[list[int]], temperature: float, seed: in
     return torch.tensor([[*p, *o.outputs[0].token_ids] for p, o in zip(prompts, outputs, strict=True)])
 
 
+def rows_of(step: int, count: int) -> list[int]:
+    """Which of `count` texts a step learns from: ROWS of them, one pass after the other."""
+    return [(step * ROWS + row) % count for row in range(ROWS)]
+
+
 def distill(steps: int) -> dict[str, Any]:
-    """The draft, from its shipped weights, by each loss; judged on text of the target that none was trained on."""
+    """The draft, from its shipped weights, by each loss; judged on text of the target that none was trained on.
+    On-policy, the student itself writes what it learns from, anew every RENEWED steps."""
     teacher = load_target("cpu")
     rows = base.Rows(base.RECIPES["target"], HERE / "target" / "tokenizer.json")
     count = ROWS * 12
@@ -140,16 +147,17 @@ def distill(steps: int) -> dict[str, Any]:
 
     def taught(kind: str) -> dict[str, float]:
         torch.manual_seed(0)
-        student, own = load("draft"), texts
+        student, own = load("draft"), texts.clone()
         before, began = agreement(student), time.time()
 
         def loss_of(step: int) -> Tensor:
-            nonlocal own
-            if kind == "on-policy" and step % 20 == 0:
+            places = rows_of(step, count)
+            if kind == "on-policy" and step % RENEWED == 0:
+                soon = sorted({place for later in range(RENEWED) for place in rows_of(step + later, count)})
                 with tempfile.TemporaryDirectory() as folder:
                     save_as(student, "draft", Path(folder) / "student")
-                    own = written(Path(folder) / "student", prompts[:count], 1.0, seed=1000 * step)
-            ids = own[torch.arange(ROWS) + step * ROWS % count]
+                    own[soon] = written(Path(folder) / "student", [prompts[i] for i in soon], 1.0, seed=1000 * step)
+            ids = own[places]
             logits = student(ids)[:, PROMPT - 1 : -1]
             if kind == "response":
                 return distillation.response(logits, ids[:, PROMPT:])

@@ -30,8 +30,9 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.bench import cpu_quantized, harness, llama_peer
 from reference_impl.bench.cpu_quantized import KINDS, NEW_TOKENS, PROMPT
-from reference_impl.bench.llama_peer import HOW, LlamaCpp, PeerFailed
+from reference_impl.bench.llama_peer import HOW, LlamaCpp
 from reference_impl.bench.peer import Transformers, agreement
+from reference_impl.bench.peer_process import PeerFailed
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
 

@@ -31,6 +31,8 @@ def written(results: Path) -> str:
         parts.append(kernels_part(kernels))
     if record := _read(results / "gates.json"):
         parts.append(gates_part(record))
+    if record := _read(results / "against_llmcompressor.json"):
+        parts.append(llmcompressor_part(record))
     if record := _read(results / "compression.json"):
         parts.append(compression_part(record))
     return "\n\n".join(parts)
@@ -119,16 +121,38 @@ def gates_part(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def llmcompressor_part(record: dict[str, Any]) -> str:
+    from reference_impl.bench import against_llmcompressor
+
+    lines = [
+        "Beside llmcompressor, at equal bits, groups and calibration rows (`python -m reference_impl.bench "
+        "against_llmcompressor`):", "", against_llmcompressor.markdown(record), "",
+    ]  # fmt: skip
+    for model, result in record.items():
+        peer, draws = result["peer"], sorted({run["seed"] for m in result["methods"].values() for run in m["runs"]})
+        lines.append(
+            f"{model}: {result['bits_per_weight']:.3f} bits a weight (int4, symmetric, groups of "
+            f"{result['group_size']}), {len(draws)} draws (seeds {draws[0]} to {draws[-1]}) of {result['rows']} rows "
+            f"of {result['length']} tokens, KL in nats over {result['judged_tokens']:,} tokens by one evaluator; "
+            f"llmcompressor {peer['llmcompressor']}; "
+            f"{result['stamp']['date']}, commit {result['stamp']['commit']}."
+        )
+    return "\n".join([*lines, "The interval is that of the mean over draws, by Student's t."])
+
+
 def compression_part(record: dict[str, Any]) -> str:
     from reference_impl.bench import compression
 
     stamp = record["stamp"]
+    trained = {name: row["stamp"] for name, row in record.items() if name == "distill" or name.startswith("qat")}
+    dates = "; ".join(f"{name} {own['date']}, commit {own['commit']}" for name, own in trained.items())
     return "\n".join([
         "Other ways to make the course model smaller, as `python -m reference_impl.bench compression` and "
         "`datasets/course_model/compress.py` recorded them:", "",
         compression.markdown(record), "",
         "Judged as above, values of 16 bits where nothing is rounded. "
-        f"{stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}; the machine had other work.",
+        f"{stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}; the machine had other work. "
+        f"What was trained: {dates or 'nothing yet'}.",
     ])  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +57,10 @@ def quantize(
     act_order: Annotated[bool, typer.Option(help="GPTQ: columns with large inputs first.")] = True,
     alpha: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant: how much goes over to weights.")] = 0.5,
     dense: Annotated[bool, typer.Option("--dense", help="Write float32, to compare packed weights with.")] = False,
-    clip: Annotated[bool, typer.Option("--clip", help="Search how much of each group's extremes to cut.")] = False,
+    clip: Annotated[
+        bool | None,
+        typer.Option(help="Search how much of each group's extremes to cut; default: awq does, others don't."),
+    ] = None,
     bits: Annotated[float | None, typer.Option(min=1, help=_BITS)] = None,
     choices: Annotated[str, typer.Option(help="With --bits: schemes, between commas.")] = "int4,int8",
 ) -> None:
@@ -62,38 +68,35 @@ def quantize(
 
     The weights are written packed, as compressed-tensors has them. That format has no nf4 and no ternary: those are
     written dense, as the float32 numbers that their codes stand for, which saves nothing. So are all with --dense.
-    A run that was stopped goes on where it was, when it is started again with the same options.
+    A run that was stopped goes on where it was, when it is started again with the same options; so does the scan of
+    --bits, which may then get other --bits.
     """
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn
-
     from reference_impl.models.quantization.forms import Dense
     from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
-    from reference_impl.models.quantization.recipes import METHODS
+    from reference_impl.models.quantization.recipes import METHODS, SCHEMES
 
     with errors_in_a_line():
         if method not in METHODS:
             fail(f"--method: expected one of {', '.join(METHODS)}, got {method!r}", 2)
         recipe = replace(
             METHODS[method], scheme=scheme or METHODS[method].scheme, group_size=group_size, damping=damping,
-            act_order=act_order, alpha=alpha, clip=clip,
+            act_order=act_order, alpha=alpha, clip=METHODS[method].clip if clip is None else clip,
         )  # fmt: skip
         source = folder_of(model)
         tokens = None
-        if recipe.calibrated or clip or bits:
+        if clip and SCHEMES[recipe.scheme].per != "group":
+            fail(f"--clip: expected a scheme with scales per group, got {recipe.scheme}: leave --clip out", 2)
+        if recipe.calibrated or bits:
             if calibration is None:
                 why = "--bits" if bits and not recipe.calibrated else method
                 fail(f"--calibration: {why} looks at activations: expected a file of text, got none", 2)
             tokens = _tokens(source, calibration, rows, length)
         notes: dict[str, Any] = {}
         if bits and tokens is not None:
-            recipe, notes = _mixed(source, tokens, recipe, bits, choices.split(","))
-        with Progress(TextColumn("layer"), MofNCompleteColumn(), transient=True) as shown:
-            task = shown.add_task("layers", total=None)
-            job = Job(
-                source, output, recipe, tokens, Dense() if dense else None,
-                progress=lambda done, of: shown.update(task, completed=done, total=of), notes=notes,
-            )  # fmt: skip
-            report = quantize_folder(job)
+            recipe, notes = _mixed(source, output, tokens, recipe, bits, choices.split(","))
+        with _progress("layer") as show:
+            form = Dense() if dense else None
+            report = quantize_folder(Job(source, output, recipe, tokens, form, progress=show, notes=notes))
     _say_report(output, report)
 
 
@@ -105,26 +108,40 @@ def _tokens(source: Path, text: Path, rows: int, length: int) -> Tensor:
 
 
 def _mixed(
-    source: Path, tokens: Tensor, recipe: Recipe, bits: float, names: list[str]
+    source: Path, output: Path, tokens: Tensor, recipe: Recipe, bits: float, names: list[str]
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe with a scheme for each linear layer, and what the report says of it."""
     import torch
 
     from reference_impl.assembly.model import load_model
-    from reference_impl.models.quantization.scan import scan
+    from reference_impl.core.linear import UnquantizedLinear
+    from reference_impl.models.quantization.scan import plain, scan_folder
     from reference_impl.models.quantization.sensitivity import allocate
 
-    model = load_model(source, torch.float32)
-    weights = sum(linear.in_features * linear.out_features for linear in model.linears())
-    costs = scan(model, tokens[:_SCANNED], recipe, names)
+    with _progress("scanned") as show:
+        plain_method = UnquantizedLinear(torch.float32, torch.device("cpu"))  # whose matrices can be written to
+        load = partial(load_model, source, torch.float32, linear_method=plain_method)
+        costs, weights = scan_folder(source, output, load, tokens[:_SCANNED], recipe, names, show)
     try:
         chosen = allocate(costs, int(bits * weights))
     except ValueError as error:
         raise ValueError(f"--bits: {error}: {weights:,} weights") from None
-    shown = {layer: {name: asdict(cost) for name, cost in found.items()} for layer, found in costs.items()}
     counts = ", ".join(f"{name} in {list(chosen.values()).count(name)}" for name in names)
     typer.echo(f"linear layers: {counts} of {len(chosen)}")
-    return replace(recipe, by_layer=chosen), {"mixed": {"asked_bits": bits, "costs": shown}}
+    return replace(recipe, by_layer=chosen), {"mixed": {"asked_bits": bits, "costs": plain(costs)}}
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
+    """Gives show(done, of), which shows nothing where no terminal is."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn
+
+    console = Console()
+    columns = TextColumn(what), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done, of: shown.update(task, completed=done, total=of)
 
 
 def _say_report(output: Path, report: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
 from reference_impl.bench import cpu, cpu_llama, cpu_quantized, llama_peer, llama_worker
-from reference_impl.bench.llama_peer import LlamaCpp, PeerFailed
+from reference_impl.bench.llama_peer import LlamaCpp
+from reference_impl.bench.peer_process import PeerFailed
 
 SMALL = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip

@@ -12,13 +12,16 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.stored_weights import layouts
+from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.scheme import Activations, Scheme
+from reference_impl.models.quantization.stored import round_activations
 from tests.models.test_parity import IDS, worst
 from tests.models.test_stored_weights import written  # noqa: F401
 from tests.quantization.conftest import make_folder  # noqa: F401
@@ -28,6 +31,8 @@ FORMS = {
     "W4AFP8": "pack-quantized", "INT8": "int-quantized", "W8A8": "int-quantized", "FP8": "float-quantized",
     "FP8_DYNAMIC": "float-quantized", "FP8_BLOCK": "float-quantized", "NVFP4A16": "nvfp4-pack-quantized",
     "MXFP4A16": "mxfp4-pack-quantized", "MXFP8A16": "mxfp8-quantized", "W8A16 naive": "naive-quantized",
+    "NVFP4": "nvfp4-pack-quantized", "MXFP4": "mxfp4-pack-quantized", "MXFP8": "mxfp8-quantized",
+    "MXFP4XFP8": "mxfp4-pack-quantized",
 }  # fmt: skip
 
 
@@ -58,17 +63,71 @@ def test_what_it_compresses_is_read_as_it_decompresses_it(name: str) -> None:
     weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     compressor = BaseCompressor.get_value_from_registry(FORMS[name])
     tensors = compressor.compress(their_parameters(weight, scheme.weights), scheme)
-    specs = {n: spec for n, spec in layout.specs(384, 256).items() if n != "input_scale"}
+    specs = {n: spec for n, spec in layout.specs(384, 256).items() if n not in ("input_scale", "input_global_scale")}
     assert {n: tuple(t.shape) for n, t in tensors.items()} == {n: spec.shape for n, spec in specs.items()}
     assert all(tensors[n].dtype in spec.dtypes for n, spec in specs.items())
     expected = compressor.decompress({n: t.clone() for n, t in tensors.items()}, scheme)["weight"].float()
     found = layout.weight(tensors, 384)
     assert (found - weight).abs().max() < 0.6
-    rtol = 2**-7 if name == "NVFP4A16" else 0  # of that, it multiplies in bfloat16
+    rtol = 2**-7 if name.startswith("NVFP4") else 0  # of that, it multiplies in bfloat16
     torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("name", ["NVFP4", "MXFP4", "W3A16", "W4A4", "MXFP6A16"])
+def their_rounding(x: Tensor, args: Any, global_scale: Tensor | None) -> Tensor:
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+
+    scale, zero = compute_dynamic_scales_and_zp(x, args, torch.nn.Identity(), global_scale)
+    return fake_quantize(x, scale, zero, args, global_scale)
+
+
+@pytest.mark.parametrize("name", ["NVFP4", "MXFP4", "MXFP8", "MXFP4XFP8", "FP8_BLOCK"])
+def test_inputs_are_rounded_as_it_rounds_them(name: str) -> None:
+    """Also an input of zeros, ones so small that NVFP4's scale for them is 0, and ones beyond what its scale for the
+    tensor was made for."""
+    scheme = preset_name_to_scheme(name, ["Linear"])
+    config = QuantizationConfig(config_groups={"group_0": scheme}, format=FORMS[name], ignore=["lm_head"])
+    layout = layouts(json.loads(config.model_dump_json()), "config.json")("model.layers.0.mlp.up_proj")
+    assert layout is not None
+    assert layout.activations is not None
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 2, 64)[:, None]
+    x[3], x[4], x[5] = 0, 1e-12 * x[4], 1.3e-5 * x[5].sign()
+    whole = generate_gparam(x[:48].amin().reshape(1), x[:48].amax().reshape(1)) if name == "NVFP4" else None
+    expected = their_rounding(x, scheme.input_activations, whole)
+    found = round_activations(x, layout.activations, whole)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert float((found - x).abs().max()) > 0
+
+
+def test_a_layer_s_parts_round_their_input_each_by_its_own_scale(written, edit) -> None:  # noqa: F811
+    """NVFP4 on both sides, emulated: what each part gives is its decoded weight times its own rounded input."""
+    inputs = Activations("e2m1", "group", True, 16, scales="e4m3")
+    scheme = Scheme("e2m1", "group", 16, scales="e4m3", activations=inputs)
+    args = preset_name_to_scheme("NVFP4", ["Linear"]).input_activations
+    folder, plain = written(scheme)
+    tensors, dense = load_file(folder / "model.safetensors"), load_file(plain / "model.safetensors")
+    names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
+    scales = {name: torch.tensor([200.0 * (1 + place)]) for place, name in enumerate(names)}
+    save_file(
+        tensors | {f"{name}.input_global_scale": scale for name, scale in scales.items()},
+        folder / "model.safetensors", {"format": "pt"},
+    )  # fmt: skip
+    model, random = load_model(folder, torch.float32), torch.Generator().manual_seed(0)
+    for linear in model.linears():
+        x = torch.randn(5, linear.in_features, generator=random)
+        parts = [f"{linear.name.rpartition('.')[0]}.{part}" for part in linear.parts]
+        expected = [
+            F.linear(their_rounding(x, args, scales[part]), dense[f"{part}.weight"], dense.get(f"{part}.bias"))
+            for part in parts
+        ]
+        torch.testing.assert_close(linear.method.apply(linear.params, x), torch.cat(expected, 1))
+    del tensors[f"{names[0]}.weight_scale"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="no .*input_global_scale"):
+        load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["W3A16", "W4A4", "MXFP6A16", "MXFP6A8"])
 def test_a_preset_without_a_form_here_is_refused_by_name(name: str) -> None:
     config = QuantizationConfig(config_groups={"group_0": preset_name_to_scheme(name, ["Linear"])}, format="dense")
     raw = json.loads(config.model_dump_json()) | {"format": "pack-quantized"}

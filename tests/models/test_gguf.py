@@ -63,8 +63,9 @@ def some_blocks(kind: str, rows: int, numbers: int, seed: int) -> np.ndarray:
     each, size = BLOCKS[kind]
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, (rows, numbers // each, size), dtype=np.uint8)
-    halves = {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}.get(kind, [0, 2])
-    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q4_K": 3e-4, "Q5_K": 2e-4}.get(kind, 2e-2)
+    alone = {"Q3_K": [108], "Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}
+    halves = {**alone, "Q2_K": [80, 82]}.get(kind, [0, 2])
+    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q2_K": 2e-3, "Q3_K": 5e-4, "Q4_K": 3e-4, "Q5_K": 2e-4}.get(kind, 2e-2)
     for start in halves:
         small = draw.uniform(0.2, 1, blocks.shape[:2]).astype(np.float16) * np.float16(factor)
         blocks[..., start : start + 2] = small.astype(np.float16).view(np.uint8).reshape(*blocks.shape[:2], 2)
@@ -95,6 +96,29 @@ def test_a_block_of_q4_k_worked_out_by_hand() -> None:
     for sub in range(8):
         expected = 0.5 * (sub + 1) * (3 if sub % 2 == 0 else 5) - 0.25 * sub
         assert found[32 * sub : 32 * sub + 32].tolist() == [expected] * 32
+
+
+def test_a_block_of_q2_k_worked_out_by_hand() -> None:
+    """d 1/2, m 1/4. The k-th 16 numbers have the factor of scale k and that of offset 15 - k. 0xE4 is 3, 2, 1, 0 from
+    its high bits down: of 256 numbers the first 32 have the code 0, the next 32 have 1, ..., anew after four."""
+    raw = struct.pack("<16B64Bee", *(k | (15 - k) << 4 for k in range(16)), *([0xE4] * 64), 0.5, 0.25)
+    found = decode_blocks(torch.frombuffer(bytearray(raw), dtype=torch.uint8)[None], "Q2_K")[0]
+    for k in range(16):
+        expected = 0.5 * k * (k // 2 % 4) - 0.25 * (15 - k)
+        assert found[16 * k : 16 * k + 16].tolist() == [expected] * 16
+
+
+def test_a_block_of_q3_k_worked_out_by_hand() -> None:
+    """d 1/2. The k-th 16 numbers have the factor k - 8, stored as k + 24. Low bits of codes as in Q2_K's block;
+    of every second 32 numbers the third bit is set; 4 less than that is the number."""
+    factors = [k + 24 for k in range(16)]
+    low = [factors[k] & 15 | (factors[k + 8] & 15) << 4 for k in range(8)]
+    high = [sum((factors[4 * j + k] >> 4) << 2 * j for j in range(4)) for k in range(4)]
+    raw = struct.pack("<32B64B12Be", *([0b10101010] * 32), *([0xE4] * 64), *low, *high, 0.5)
+    found = decode_blocks(torch.frombuffer(bytearray(raw), dtype=torch.uint8)[None], "Q3_K")[0]
+    for k in range(16):
+        code = k // 2 % 4 + 4 * (k // 2 % 2) - 4
+        assert found[16 * k : 16 * k + 16].tolist() == [0.5 * (k - 8) * code] * 16
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

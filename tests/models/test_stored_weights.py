@@ -42,6 +42,7 @@ SCHEMES = [
     Scheme("e2m1", "group", 16, scales="e4m3"),
     Scheme("e2m1", "group", 32, scales="e8m0"),
     Scheme("e4m3", "group", 32, scales="e8m0"),
+    Scheme("e2m1", "group", 32, scales="e8m0", activations=Activations("e2m1", "group", True, 32, scales="e8m0")),
 ]
 SIZES = {
     "architecture": "LlamaForCausalLM", "attention_bias": True, "mlp_bias": True, "vocab_size": 97, "hidden_size": 96,
@@ -83,7 +84,8 @@ def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_lo
     if scheme.activations is None:
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
     else:  # what rounded activations do to a product is tested below
-        assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 0.2
+        bound = 0.6 if scheme.activations.numbers == "e2m1" else 0.2
+        assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= bound
     assert paths_of(model) == {"decoded once": len(model.linears())}
     assert f"quantized linear layers: {len(model.linears())} decoded once" in caplog.text
     stored = load_model(folder, FLOAT32, linear_method=as_stored(folder))

@@ -1,32 +1,50 @@
-"""Run as a program: quantizes a folder, and kills itself (-9) when so many layers are done, or at the n-th file."""
+"""Run as a program: quantizes a folder, or scans one, and kills itself (-9) while it writes the n-th file."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from reference_impl.models.quantization import quantize_folder as module
+from reference_impl.assembly.model import load_model
+from reference_impl.models.quantization import scan, work_folder
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
+
+TOKENS = torch.arange(120).view(4, 30) * 7 % 61
 
 
 def main(source: str, out: str, method: str, saves: int) -> None:
-    """saves: how many files of tensors are begun; the last of them is half written."""
-    left, save = [saves], module.save_file
+    """saves: how many files of tensors are begun (of the method "scan": files of JSON); the last is half written."""
+    left = [saves]
 
-    def dying(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+    def dies(file: Path) -> None:
         left[0] -= 1
-        save(tensors, file, metadata=metadata)
         if left[0] == 0:
             os.truncate(file, file.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    module.save_file = dying
-    tokens = torch.arange(120).view(4, 30) * 7 % 61
-    module.quantize_folder(module.Job(Path(source), Path(out), METHODS[method], tokens))
+    save, place = work_folder.save_file, work_folder._place
+
+    def dying_save(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+        save(tensors, file, metadata=metadata)
+        dies(file)
+
+    def dying_place(new: Path, file: Path) -> None:
+        dies(new)
+        place(new, file)
+
+    if method == "scan":
+        work_folder._place = dying_place
+        load: Any = partial(load_model, Path(source), torch.float32)
+        scan.scan_folder(Path(source), Path(out), load, TOKENS[:2], METHODS["rtn"], ["int4", "int8"])
+    work_folder.save_file = dying_save
+    quantize_folder(Job(Path(source), Path(out), METHODS[method], TOKENS))
 
 
 if __name__ == "__main__":

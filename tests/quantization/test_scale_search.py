@@ -8,10 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reference_impl.models.quantization.awq import candidate, rounded, search_clipping, search_scales
+from reference_impl.models.quantization.awq import (
+    candidate,
+    candidates,
+    mean_share,
+    rounded,
+    search_clipping,
+    search_scales,
+)
+from reference_impl.models.quantization.by_layer import Layers
+from reference_impl.models.quantization.calibration import Rows, Statistics
+from reference_impl.models.quantization.folding import matrix
 from reference_impl.models.quantization.gptq import gptq, output_error
+from reference_impl.models.quantization.one_layer import block_error, quantize_layer
+from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.scheme import Scheme, decode
 from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
+from tests.quantization.conftest import MakeFolder
+from tests.quantization.test_quantize_folder import TOKENS
 
 INT4 = Scheme("int4", "group", 32)
 
@@ -88,6 +102,15 @@ def test_awq_is_never_worse_than_nearest_and_exact_without_rounding(
     torch.testing.assert_close((x / s) @ (w * s).T, x @ w.T, rtol=1e-12, atol=1e-12)
 
 
+def brute_force(mean: Tensor, weight: Tensor, size: int) -> list[Tensor]:
+    """All scales that are tried, written out."""
+    largest = weight.abs().view(len(weight), -1, size).amax(-1).repeat_interleave(size, 1)
+    shares = (weight.abs() / largest).mean(0)
+    found = [mean ** (step / 10) for step in range(10)]
+    found += [mean ** (step / 10) / shares ** (1 - step / 10) for step in range(1, 11)]
+    return [s / (s.max() * s.min()).sqrt() for s in found]
+
+
 def test_awq_takes_the_best_of_its_ratios() -> None:
     x, weight = planted(7)
     gram, mean = x.T @ x, x.abs().mean(0)
@@ -101,6 +124,50 @@ def test_awq_takes_the_best_of_its_ratios() -> None:
     best = min(errors, key=lambda step: errors[step])
     assert best > 0
     torch.testing.assert_close(found, candidate(mean, best / 20))
+
+
+def test_half_of_the_scales_that_are_tried_come_from_both_sides() -> None:
+    x, weight = planted(7)
+    mean = x.abs().mean(0)
+    tried = candidates(mean, mean_share(weight, INT4))
+    for found, expected in zip(tried, brute_force(mean, weight, 32), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert bool((tried[0] == 1).all())
+
+
+@pytest.mark.parametrize("name", ["qkv_proj", "gate_up_proj"])
+def test_what_begins_a_block_is_judged_by_what_ends_it(name: str, make_folder: MakeFolder) -> None:
+    """The block's output, from the layer with other weights in place: that of attention is what the residual stream
+    gains before the MLP's norm. So the scales are not always those of least error of the matrix's own output."""
+    layers = Layers(make_folder(outliers=(3, 17)))
+    layer, rows = layers.layer(0), Rows.of(*layers.front(TOKENS))
+    linear, end = (layer.qkv, layer.o) if name == "qkv_proj" else (layer.mlp.gate_up, layer.mlp.down)
+    scheme, seen = Scheme("int4", "group", 16), rows.watch(layer, linear, Statistics())
+    original = matrix(linear).clone()
+
+    def gained() -> Tensor:
+        found: list[Tensor] = []
+        hook = end.register_forward_hook(lambda _, x, y: found.append(y))
+        moved = Rows(rows.x.clone(), rows.ropes, rows.attention, rows.batch)
+        moved.advance(layer)
+        hook.remove()
+        return torch.cat(found)
+
+    before, tried = gained(), brute_force(seen.mean_abs, original, 16)
+    own, block, error = [], [], block_error(layer, rows, linear, end, scheme)
+    for s in tried:
+        own.append(float(output_error(original, rounded(original * s, scheme) / s, seen.known_gram)))
+        matrix(linear).copy_(rounded(original * s, scheme) / s)
+        block.append(float((gained() - before).square().sum()))
+        matrix(linear).copy_(original)
+        assert error(s) == pytest.approx(block[-1], rel=1e-3)
+    assert torch.equal(matrix(linear), original)
+    assert block.index(min(block)) != own.index(min(own))
+    recipe = Recipe(scaling="awq", group_size=16)
+    quantize_layer(layer, rows, recipe)
+    best = tried[block.index(min(block))]
+    if name == "qkv_proj":  # the first to be scaled: the norm before it was divided by the best
+        torch.testing.assert_close(layers.layer(0).input_norm / layer.input_norm, best, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("scheme", [INT4, Scheme("int4", "group", 32, symmetric=False)])

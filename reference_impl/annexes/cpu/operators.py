@@ -45,6 +45,8 @@ class PackedIfLarge(PackedLinear):
     """y = x W^T + b. After finish() a large weight is packed, and a smaller one is [in_features, out_features], as in
     `UnquantizedLinear`. Both products are written out in `apply`, so that a layer enters one function and not two."""
 
+    dense_is_plain = True  # a weight that is not packed may be read and written to as one of `UnquantizedLinear`
+
     def finish(self, params: dict[str, Tensor]) -> None:
         if is_large(params["weight"].shape):
             super().finish(params)

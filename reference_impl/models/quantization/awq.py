@@ -1,17 +1,20 @@
 """AWQ (Lin et al. 2023): weights whose inputs are large are kept more exactly, by scaling them up before rounding.
 
 y = x W^T = (x / s) (W s)^T. A weight that is multiplied by s is rounded with steps that are finer for it by s, as long
-as the largest weight of its group, and with it the scale, stays. s_j = mean|x_j|^ratio, and the ratio is searched: 0 is
-plain rounding, so that the best of all is never worse than it. The division by s is folded into what computes x
-(`folding.py`).
+as the largest weight of its group, and with it the scale, stays. The division by s is folded into what computes x
+(`folding.py`). Which s is searched: mean|x_j|^ratio, and the same over a mean of the weights that read x_j, as shares
+of the largest in their group, to the power 1 - ratio ("duo scaling" of llm-compressor). s = 1, plain rounding, is
+tried first, so that the best of all is never worse than it.
 
-The error is that of the matrix's own output over the calibration rows, sum |x (W - Q(W s) / s)^T|^2, from their Gram
-matrix alone. (The authors' code compares outputs of a whole attention or MLP block, which needs its activations.)
+The error of a matrix that ends a block, attention or MLP, is that of its own output over the calibration rows,
+sum |x (W - Q(W s) / s)^T|^2, from their Gram matrix alone. That of a matrix that begins one is the error of the block's
+output, as in the authors' code: how much an error of a query counts, or of a gate, only shows behind it
+(`one_layer.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,27 +36,53 @@ def rounded(weight: Tensor, scheme: Scheme) -> Tensor:
 def search_scales(
     weights: Sequence[Tensor], gram: Tensor, mean_abs: Tensor, scheme: Scheme, ratios: int = RATIOS
 ) -> Tensor:
-    """s [in] for matrices [out, in] that read the same x. gram [in, in]: sum of x^T x; mean_abs [in]: mean of |x|."""
-    best, least = torch.ones_like(mean_abs), float("inf")
-    for step in range(ratios):
-        s = candidate(mean_abs, step / ratios)
-        error = sum(scaled_error(weight, s, gram, scheme) for weight in weights)
-        if error < least:
-            best, least = s, error
-    return best
+    """s [in] = mean|x|^ratio of least error of their own outputs, for matrices [out, in] that read the same x.
+    gram [in, in]: sum of x^T x; mean_abs [in]: mean of |x|."""
+    tried = (candidate(mean_abs, step / ratios) for step in range(ratios))
+    return min(tried, key=lambda s: sum(scaled_error(weight, s, gram, scheme) for weight in weights))
 
 
 def scaled_error(weight: Tensor, s: Tensor, gram: Tensor, scheme: Scheme) -> float:
-    """sum |x (W - Q(W s) / s)^T|^2. Some rows at a time where rows share no scale, so that what is made on the way is
+    """sum |x (W - Q(W s) / s)^T|^2."""
+    return sum(output_error(weight[rows], stands, gram) for rows, stands in rounded_pieces(weight, s, scheme))
+
+
+def rounded_pieces(weight: Tensor, s: Tensor, scheme: Scheme) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, Q(W s) / s of them). Some rows at a time where rows share no scale, so that what is made on the way is
     small beside the matrix."""
     apart = scheme.per in ("group", "channel") and scheme.scales != "e4m3"
-    pieces = weight.split(ROWS) if apart else (weight,)
-    return sum(output_error(piece, rounded(piece * s, scheme) / s, gram) for piece in pieces)
+    each = ROWS if apart else len(weight)
+    for start in range(0, len(weight), each):
+        rows = slice(start, start + each)
+        yield rows, rounded(weight[rows] * s, scheme) / s
+
+
+def mean_share(weight: Tensor, scheme: Scheme) -> Tensor:
+    """[in]: the mean over outputs of |w|, as a share of the largest that shares a scale with it in its row."""
+    size = scheme.group_size if scheme.per == "group" and scheme.group_size else weight.shape[1]
+    sums = weight.new_zeros(weight.shape[1])
+    for rows in weight.split(ROWS):
+        groups = rows.abs().unflatten(1, (-1, size))
+        sums += (groups / groups.amax(-1, keepdim=True).clamp(min=_LEAST**2)).flatten(1).sum(0)
+    return sums / len(weight)
+
+
+def candidates(mean_abs: Tensor, shares: Tensor, count: int = RATIOS) -> list[Tensor]:
+    """Scales to try, [in] each, 1 first: half of them from the inputs alone, half from both sides. mean_abs: mean of
+    |x|; shares: `mean_share` of what reads x."""
+    half, least = count // 2, shares.clamp(min=_LEAST)
+    ratios = [(step + 1) / half for step in range(half)]
+    both = [_of_like_size(mean_abs.clamp(min=_LEAST) ** ratio / least ** (1 - ratio)) for ratio in ratios]
+    return [candidate(mean_abs, step / half) for step in range(half)] + both
 
 
 def candidate(mean_abs: Tensor, ratio: float) -> Tensor:
-    """mean_abs^ratio, with the largest and the smallest at like distances from 1: the weights keep their size."""
-    s = mean_abs.clamp(min=_LEAST) ** ratio
+    """mean_abs^ratio, as `_of_like_size` has it."""
+    return _of_like_size(mean_abs.clamp(min=_LEAST) ** ratio)
+
+
+def _of_like_size(s: Tensor) -> Tensor:
+    """With the largest and the smallest at like distances from 1: the weights keep their size."""
     return s / (s.max() * s.min()).sqrt()
 
 

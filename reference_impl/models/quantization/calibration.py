@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,6 +53,38 @@ class Statistics:
     def known_gram(self) -> Tensor:
         assert self.gram is not None, "a Gram matrix was not asked for"
         return self.gram
+
+
+@dataclass
+class Outputs:
+    """Of a matrix [out, in], over all calibration rows: kept, or compared with those that were kept before.
+
+    kept: [length, out] of each row; apart: the sum of squares of what is between these and `before`.
+    """
+
+    weight: Tensor
+    before: Sequence[Tensor] | None = None
+    kept: list[Tensor] = field(default_factory=list)
+    apart: float = 0.0
+    num_rows: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """x [length, in] of the next row."""
+        y = x @ self.weight.T
+        if self.before is None:
+            self.kept.append(y)
+        else:
+            self.apart += float((y - self.before[self.num_rows]).square().sum())
+        self.num_rows += 1
+
+
+class Seeing(Protocol):
+    """What is shown the inputs of a matrix, a calibration row after the other."""
+
+    def add(self, x: Tensor) -> None: ...
+
+
+Seen = TypeVar("Seen", bound=Seeing)
 
 
 class CausalAttention:
@@ -118,17 +151,17 @@ class Rows:
             self.x[row] = self.run(layer, row)
 
     @torch.inference_mode()
-    def watch(self, layer: DecoderLayer, linear: Linear, statistics: Statistics) -> Statistics:
-        """Adds the inputs of one matrix of the layer; what lies behind it is not computed."""
+    def watch(self, layer: DecoderLayer, linear: Linear, seen: Seen) -> Seen:
+        """Shows it the inputs of one matrix of the layer; what lies behind it is not computed."""
         method = linear.method
-        linear.method = _Watching(method, statistics.add, stop=True)
+        linear.method = _Watching(method, seen.add, stop=True)
         try:
             for row in range(len(self.x)):
                 with suppress(_Enough):  # an expert may see no token of a row
                     self.run(layer, row)
         finally:
             linear.method = method
-        return statistics
+        return seen
 
 
 def _one_row(length: int) -> Batch:

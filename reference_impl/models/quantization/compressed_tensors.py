@@ -125,11 +125,17 @@ def _activations(args: object, where: str, field: str) -> Activations | None:
         return None
     if not isinstance(args, dict):
         raise _error(where, field, "an object", args)
-    kind, dynamic = _kind(args, where, field), args.get("dynamic", False)
+    kind, dynamic, size = _kind(args, where, field), args.get("dynamic", False), args.get("group_size")
     per: Any = args.get("strategy") or "tensor"
-    if kind not in ("int8", "e4m3") or args.get("symmetric", True) is not True:
-        raise _error(where, field, "symmetric ones of 8 bits (or weights only, with activations in 16 bits)", args)
-    size = args.get("group_size") if per == "group" else None
+    form = (kind, per, size, dynamic) if args.get("symmetric", True) is True else None
+    if form == ("e2m1", "tensor_group", 16, "local"):
+        return Activations("e2m1", "group", True, 16, scales="e4m3")
+    if form in (("e2m1", "group", 32, True), ("e4m3", "group", 32, True)) and args.get("scale_dtype") == "torch.uint8":
+        return Activations(kind, "group", True, 32, scales="e8m0")
+    if kind not in ("int8", "e4m3") or form is None:
+        expected = "symmetric ones of 8 bits, as NVFP4 or MX have them, or none (weights only)"
+        raise _error(where, field, expected, args)
+    size = size if per == "group" else None
     known = per in ("token", "tensor") or (per == "group" and type(size) is int and size > 0)
     if not isinstance(dynamic, bool) or not known or (per != "tensor" and not dynamic):
         raise _error(where, field, "dynamic of a token, group or tensor, or static of a tensor", args)
@@ -154,13 +160,15 @@ def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str,
     weights = {"num_bits": numbers.bits, "type": kind, "symmetric": scheme.symmetric, "strategy": per, "dynamic": False}
     weights |= {"group_size": scheme.group_size} if scheme.group_size else {}
     weights |= {"block_structure": list(scheme.block)} if scheme.per == "block" else {}
-    weights |= {"scale_dtype": "torch.float8_e4m3fn"} if scheme.scales == "e4m3" else {}
-    weights |= {"scale_dtype": "torch.uint8"} if scheme.scales == "e8m0" else {}
+    weights |= _scale_dtype(scheme.scales)
     inputs = None
     if (given := scheme.activations) is not None:
-        inputs = {"num_bits": 8, "type": "int" if given.numbers == "int8" else "float", "symmetric": given.symmetric}
+        bits = FORMATS[given.numbers].bits
+        inputs = {"num_bits": bits, "type": "int" if given.numbers == "int8" else "float", "symmetric": given.symmetric}
         inputs |= {"strategy": given.per, "dynamic": given.dynamic}
+        inputs |= {"strategy": "tensor_group", "dynamic": "local"} if given.scales == "e4m3" else {}
         inputs |= {"group_size": given.group_size} if given.group_size else {}
+        inputs |= _scale_dtype(given.scales)
     form = "pack-quantized" if in_words(scheme) else "int-quantized" if kind == "int" else "float-quantized"
     if scheme.scales != "float":
         form = {"e4m3": "nvfp4-pack-quantized", "e8m0": f"mxfp{numbers.bits}-"}[scheme.scales]
@@ -170,6 +178,10 @@ def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str,
         "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "format": form}}, "ignore": list(ignore), "kv_cache_scheme": None,
     }  # fmt: skip
+
+
+def _scale_dtype(scales: str) -> dict[str, str]:
+    return {"e4m3": {"scale_dtype": "torch.float8_e4m3fn"}, "e8m0": {"scale_dtype": "torch.uint8"}}.get(scales, {})
 
 
 def config_of_layers(schemes: Mapping[str, Scheme], ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:

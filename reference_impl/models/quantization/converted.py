@@ -99,7 +99,7 @@ class Converted(Stored):
         first, *others = self.layouts.values()
         if any(other.activations != first.activations for other in others):
             return
-        if first.activations is not None and not first.activations.dynamic:
+        if first.activations is not None and first.activations.in_checkpoint:
             return  # each part may have a scale of its own for its input
         parts = [
             Pieces(layout, self.tensors_at(params, start), self.in_features)

@@ -43,9 +43,11 @@ class Fold:
 
 def matrix(linear: Linear) -> Tensor:
     """[out, in], a view of the parameter: writing to it changes the layer."""
-    if not isinstance(linear.method, UnquantizedLinear):
-        raise TypeError(f"{linear.name}: expected a matrix that is not quantized, got {type(linear.method).__name__}")
-    return linear.params["weight"].t()
+    method, weight = linear.method, linear.params["weight"]
+    plain = isinstance(method, UnquantizedLinear) or getattr(method, "dense_is_plain", False)
+    if not plain or weight.is_mkldnn:
+        raise TypeError(f"{linear.name}: expected a matrix that is neither quantized nor packed, got {method}")
+    return weight.t()
 
 
 def folds(layer: DecoderLayer, stored: torch.dtype | None = None) -> dict[str, Fold]:

@@ -9,6 +9,12 @@ Block, bytes in their order (ggml/src/ggml-common.h, ggml-quants.c); d, m: float
     Q5_0  d, 4 bytes: bit 4 of each number,       d x (q - 16)
           16 bytes as above
     Q5_1  d, m, as above                          d x q + m
+    Q2_K  16 bytes, 64 bytes: of each 32 the      d x s x q - m x t, for each 16 numbers a byte: s its low
+          lowest 2 bits are 32 numbers, the       4 bits, t its high ones
+          next 2 the next 32, ...; d, m
+    Q3_K  32 bytes: bit 2 of numbers 32 j + i     d x (s - 32) x (q - 4), for each 16 numbers s of 6 bits
+          is bit j of byte i; 64 as in Q2_K;
+          12 bytes; d
     Q4_K  d, m, 12 bytes, 128 bytes: of each 32   d x s x q - m x t, for each 32 numbers s and t of 6 bits
           the low 4 bits are 32 numbers, then the
           high ones the next 32
@@ -35,8 +41,8 @@ from reference_impl.models.quantization.scheme import Fitted, Scheme
 
 # name -> (numbers of a block, its bytes)
 BLOCKS = {
-    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144),
-    "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84),
+    "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
 }  # fmt: skip
 _SCHEMES = {
     "Q8_0": Scheme("int8", "group", 32, scale_dtype=torch.float16),
@@ -117,6 +123,28 @@ def _q5_1(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * codes.float() + _half(blocks, 2)
 
 
+def _twos(bytes_: Tensor) -> Tensor:
+    """[..., n] -> [..., 4, n]: the lowest 2 bits of each byte, then the next ones."""
+    return bytes_[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8, device=bytes_.device)[:, None] & 3
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    codes = _twos(blocks[..., 16:80].unflatten(-1, (2, 32))).flatten(-3).unflatten(-1, (16, 16)).float()
+    scales = _half(blocks, 80) * (blocks[..., :16] & 15).float()
+    offsets = _half(blocks, 82) * (blocks[..., :16] >> 4).float()
+    return scales[..., None] * codes - offsets[..., None]
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """Of the 12 bytes: 8 with the low 4 bits of factors 0 to 7, in their high bits those of 8 to 15; 4 with the high 2
+    bits of all, four factors after the other."""
+    high = _bits(blocks[..., :32]).unflatten(-1, (32, 8)).transpose(-1, -2)
+    low = _twos(blocks[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)
+    codes = (low | high << 2).flatten(-2).unflatten(-1, (16, 16)).float() - 4
+    factors = _halves(blocks[..., 96:104]) | _twos(blocks[..., 104:108]).flatten(-2) << 4
+    return (_half(blocks, 108) * (factors.float() - 32))[..., None] * codes
+
+
 def _sixes(bytes_: Tensor) -> tuple[Tensor, Tensor]:
     """12 bytes -> (8 factors of the scale, 8 of the offset), float32, 6 bits each: four of either in the low bits of
     four bytes each, and of the other four 4 bits in the last bytes, whose high 2 lie above the first four."""
@@ -148,11 +176,13 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 def _q6_k(blocks: Tensor) -> Tensor:
     low = _halves(blocks[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
+    high = _twos(blocks[..., 128:192].unflatten(-1, (2, 32)))
     codes = (low | high << 4).flatten(-3).unflatten(-1, (16, 16)).float() - 32
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float() * _half(blocks, 208)
     return scales[..., None] * codes
 
 
-_DECODERS = {"Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+_DECODERS = {
+    "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}  # fmt: skip

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from reference_impl.core.decoder import DecoderLayer
+from reference_impl.core.decoder import DecoderLayer, GatedMLP
 from reference_impl.core.linear import Linear
-from reference_impl.models.quantization.awq import search_clipping, search_scales
+from reference_impl.models.quantization.awq import (
+    candidates,
+    mean_share,
+    rounded_pieces,
+    scaled_error,
+    search_clipping,
+)
 from reference_impl.models.quantization.by_layer import linears_of, part_rows
-from reference_impl.models.quantization.calibration import Rows, Statistics
+from reference_impl.models.quantization.calibration import Outputs, Rows, Statistics
 from reference_impl.models.quantization.folding import Fold, folds, matrix
 from reference_impl.models.quantization.gptq import gptq, output_error
 from reference_impl.models.quantization.recipes import Recipe
@@ -73,16 +80,44 @@ def quantize_layer(
 
 
 def _scale(layer: DecoderLayer, rows: Rows, fold: Fold, recipe: Recipe) -> None:
-    linear = fold.linear
-    seen = rows.watch(layer, linear, Statistics(wants_gram=recipe.scaling == "awq"))
-    weight = matrix(linear)
-    if recipe.scaling == "awq":
-        scheme = recipe.scheme_of(linear.name, linear.in_features)
-        s = search_scales([weight], seen.known_gram, fold.tied(seen.mean_abs), scheme)
-    else:
+    linear, weight = fold.linear, matrix(fold.linear)
+    if recipe.scaling == "smoothquant":
+        seen = rows.watch(layer, linear, Statistics(wants_gram=False))
         assert seen.max_abs is not None
-        s = fold.tied(smoothing(seen.max_abs, weight_reach(weight), recipe.alpha))
-    fold.apply(s)
+        fold.apply(fold.tied(smoothing(seen.max_abs, weight_reach(weight), recipe.alpha)))
+        return
+    scheme, end = recipe.scheme_of(linear.name, linear.in_features), _end_of_block(layer, linear)
+    seen = rows.watch(layer, linear, Statistics(wants_gram=end is None))
+    tried = candidates(fold.tied(seen.mean_abs), fold.tied(mean_share(weight, scheme)))
+    if end is None:
+        fold.apply(min(tried, key=lambda s: scaled_error(weight, s, seen.known_gram, scheme)))
+    else:
+        fold.apply(min(tried, key=block_error(layer, rows, linear, end, scheme)))
+
+
+def _end_of_block(layer: DecoderLayer, linear: Linear) -> Linear | None:
+    """The matrix that ends the block (attention, or MLP) that this one begins; None for one that ends it itself."""
+    assert isinstance(layer.mlp, GatedMLP)
+    return {id(layer.qkv): layer.o, id(layer.mlp.gate_up): layer.mlp.down}.get(id(linear))
+
+
+def block_error(
+    layer: DecoderLayer, rows: Rows, linear: Linear, end: Linear, scheme: Scheme
+) -> Callable[[Tensor], float]:
+    """error(s): with Q(W s) / s for the matrix of `linear`, how far what `end` gives is from what it gives now, as a
+    sum of squares over the rows. The layer is afterwards as before; what `end` gives now is held, as large as the
+    rows."""
+    weight, original = matrix(linear), matrix(linear).clone()
+    before = rows.watch(layer, end, Outputs(matrix(end))).kept
+
+    def error(s: Tensor) -> float:
+        for piece, stands in rounded_pieces(original, s, scheme):
+            weight[piece] = stands
+        apart = rows.watch(layer, end, Outputs(matrix(end), before)).apart
+        weight.copy_(original)
+        return apart
+
+    return error
 
 
 def _round(layer: DecoderLayer, rows: Rows | None, linear: Linear, recipe: Recipe, result: Result) -> None:

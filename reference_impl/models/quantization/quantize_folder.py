@@ -7,20 +7,16 @@ whole; at the end the folder itself is renamed. A killed run loses the layer it 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from reference_impl.models.quantization.by_layer import Layers, ignored, kept_tensors, schemes_of
@@ -31,8 +27,22 @@ from reference_impl.models.quantization.one_layer import Result, quantize_layer
 from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.rotation import rotated_embedding, rotated_head
 from reference_impl.models.quantization.tensors import without_form
+from reference_impl.models.quantization.work_folder import (
+    LOCK,
+    SCAN,
+    alone,
+    as_json,
+    check_places,
+    digest,
+    flush,
+    made_of,
+    same,
+    save,
+    work_of,
+    write_json,
+)
 
-REPORT, JOB, LOCK = "quantization_report.json", "job.json", "lock"
+REPORT, JOB = "quantization_report.json", "job.json"
 _COPIED = ("tokenizer*", "*.model", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template*", "LICENSE*", "NOTICE*")  # fmt: skip
 _ROWS = 4096  # of a matrix that is rotated at once
@@ -54,7 +64,7 @@ class Job:
 
     @property
     def work(self) -> Path:
-        return self.out.with_name(self.out.name + ".quantizing")
+        return work_of(self.out)
 
 
 def quantize_folder(job: Job) -> dict[str, Any]:
@@ -64,7 +74,7 @@ def quantize_folder(job: Job) -> dict[str, Any]:
     layers = Layers(job.source)
     run = _Run(job, layers)
     job.work.mkdir(exist_ok=True)
-    with _alone(job.work):
+    with alone(job.work):
         _same_job(job, layers, run.form)
         for index in range(layers.config.num_layers):
             if not run.file(index).exists():
@@ -73,7 +83,7 @@ def quantize_folder(job: Job) -> dict[str, Any]:
         report = run.finish()
     (job.work / LOCK).unlink()
     os.rename(job.work, job.out)  # onto nothing, or onto an empty folder
-    _flush(job.out.parent)
+    flush(job.out.parent)
     return report
 
 
@@ -97,19 +107,19 @@ class _Run:
         return self.job.work / f"model-{number + 1:05}-of-{of:05}.safetensors"
 
     def quantize(self, index: int) -> None:
-        layer = self.layers.layer(index)
-        if self.recipe.calibrated:
+        if self.recipe.calibrated:  # before the layer is there: the embedding may be the largest tensor
             self.rows = self.rows or self._rows(index)
+        layer = self.layers.layer(index)
         result = quantize_layer(layer, self.rows, self.recipe, self.rotation, self.stored)
         if self.rows is not None:
             self.rows.advance(layer)
-            _save({"x": self.rows.x}, self._stream(index + 1))
+            save({"x": self.rows.x}, self._stream(index + 1))
         written = {part.name: self.form.tensors(part) for part in result.parts}
-        _write_json(self._layer_report(result, written), self.job.work / f"report-{index:05}.json")
+        write_json(self._layer_report(result, written), self.job.work / f"report-{index:05}.json")
         tensors = {name: tensor.to(self.stored) for name, tensor in kept_tensors(layer).items()}
         for part, found in written.items():
             tensors |= {f"{part}.{suffix}": tensor.contiguous() for suffix, tensor in found.items()}
-        _save(tensors, self.file(index))  # from now on the layer counts as done
+        save(tensors, self.file(index))  # from now on the layer counts as done
         self._stream(index).unlink(missing_ok=True)
 
     def finish(self) -> dict[str, Any]:
@@ -117,21 +127,21 @@ class _Run:
         work, count = self.job.work, self.layers.config.num_layers
         for place, name in enumerate(self.others):
             if not self.file(count + place).exists():
-                _save({name: self._other(name)}, self.file(count + place))
+                save({name: self._other(name)}, self.file(count + place))
         self._stream(count).unlink(missing_ok=True)
         where: dict[str, str] = {}
         for number in range(count + len(self.others)):
             with safe_open(self.file(number), framework="pt") as handle:
                 where |= dict.fromkeys(handle.keys(), self.file(number).name)
-        _write_json({"metadata": {}, "weight_map": where}, work / "model.safetensors.index.json")
-        _write_json(self._config(), work / "config.json")
+        write_json({"metadata": {}, "weight_map": where}, work / "model.safetensors.index.json")
+        write_json(self._config(), work / "config.json")
         for pattern in _COPIED:
             for file in self.job.source.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, work / file.name)
         report = self._report()
-        _write_json(report, work / REPORT)
-        for file in [work / JOB, *work.glob("report-*.json"), *work.glob("*.tmp")]:
+        write_json(report, work / REPORT)
+        for file in [work / JOB, *work.glob(SCAN), *work.glob("report-*.json"), *work.glob("*.tmp")]:
             file.unlink()
         return report
 
@@ -189,7 +199,7 @@ class _Run:
         return {
             "form": self.form.name,
             "no_form": without_form(self.schemes.values()),
-            "recipe": _plain(asdict(self.recipe)),
+            "recipe": as_json(asdict(self.recipe)),
             "bits_per_weight": bits / weights,
             "quantized_weights": weights,
             "quantized_bytes": bits / 8,
@@ -201,84 +211,19 @@ class _Run:
 
 
 def _check(job: Job) -> None:
-    if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
-        raise ValueError(
-            f"{job.out}: expected a folder that is not there yet or is empty, found one with something in it"
-        )
-    if not job.out.absolute().parent.is_dir():
-        raise ValueError(
-            f"{job.out}: expected a place in a folder that exists; there is no {job.out.absolute().parent}"
-        )
+    check_places(job.out)
     if job.recipe.calibrated and job.tokens is None:
         raise ValueError("calibration: expected tokens, since this method looks at activations; got none")
-    if job.work.exists() and any(job.work.iterdir()) and not (job.work / LOCK).exists():
-        raise ValueError(f"{job.work}: expected what an earlier run has left, found something else: move it away")
 
 
 def _same_job(job: Job, layers: Layers, form: Form) -> None:
     """What is done so far must be of this job; or nothing is, and this job's description is written down."""
-    now = _plain(
-        {
-            "recipe": asdict(job.recipe),
-            "form": form.name,
-            "calibration": None if job.tokens is None else _digest(job.tokens.numpy().tobytes()),
-            "config": _digest((job.source / "config.json").read_bytes()),
-            "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in layers.files},
-        }
-    )
+    now = as_json({
+        "recipe": asdict(job.recipe), "form": form.name,
+        "calibration": None if job.tokens is None else digest(job.tokens.numpy().tobytes()),
+        **made_of(job.source, layers.files),
+    })  # fmt: skip
     if not (job.work / JOB).exists():
-        _write_json(now, job.work / JOB)
+        write_json(now, job.work / JOB)
         return
-    before = json.loads((job.work / JOB).read_text("utf-8"))
-    if differs := [name for name in now if now[name] != before.get(name)]:
-        raise ValueError(
-            f"{job.work}: expected what an earlier run of the same job has left, found another "
-            f"{' and '.join(differs)}: name another folder, or remove this one to begin anew"
-        )
-
-
-@contextlib.contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    with (work / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{work}: another process works at it: wait for it, or name another folder") from None
-        yield
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    """Whole or not at all."""
-    new = file.with_name(file.name + ".tmp")
-    save_file(tensors, new, metadata={"format": "pt"})
-    _place(new, file)
-
-
-def _write_json(value: object, file: Path) -> None:
-    new = file.with_name(file.name + ".tmp")
-    new.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-    _place(new, file)
-
-
-def _place(new: Path, file: Path) -> None:
-    with new.open("rb") as handle:
-        os.fsync(handle.fileno())
-    os.replace(new, file)
-    _flush(file.parent)
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return json.loads(json.dumps(value))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    same(now, json.loads((job.work / JOB).read_text("utf-8")), job.work)

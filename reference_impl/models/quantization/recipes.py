@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def calibrated(self) -> bool:
-        return self.rounding == "gptq" or self.scaling != "none"
+        return self.rounding == "gptq" or self.scaling != "none" or self.clip
 
     def scheme_of(self, name: str, in_features: int) -> Scheme:
         """Of the linear layer `name`. ValueError where its inputs are no whole groups."""
@@ -75,7 +75,7 @@ class Recipe:
 METHODS: dict[str, Recipe] = {
     "rtn": Recipe(),
     "gptq": Recipe(rounding="gptq"),
-    "awq": Recipe(scaling="awq"),
+    "awq": Recipe(scaling="awq", clip=True),  # the authors' two steps: scales, then how much of a group to cut
     "smoothquant": Recipe("w8a8", scaling="smoothquant"),
     "rotate": Recipe(rotate=True),
     "rotate-gptq": Recipe(rounding="gptq", rotate=True),

@@ -19,12 +19,13 @@ from reference_impl.models.quantization.numbers import FORMATS, nearest_e4m3_sca
 
 BLOCK = 128  # rows and columns of a block that shares a scale, where nothing else is said
 NumbersName = Literal["int4", "int8", "e4m3", "e5m2", "e2m1", "nf4", "ternary"]
-_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an e8m0 scale is set by
+EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an e8m0 scale is set by
 
 
 @dataclass(frozen=True)
 class Activations:
-    """How a product rounds its input before it multiplies. per "group": of inputs, group_size each."""
+    """How a product rounds its input before it multiplies. per "group": of inputs, group_size each. scales: as of a
+    `Scheme`; of "e4m3" the checkpoint has what each is divided by, one number for the tensor (NVFP4)."""
 
     numbers: Literal["int8", "e4m3", "e2m1"]
     per: Literal["tensor", "token", "group"] = "token"
@@ -32,6 +33,11 @@ class Activations:
     group_size: int | None = None
     symmetric: bool = True
     scales: Literal["float", "e4m3", "e8m0"] = "float"
+
+    @property
+    def in_checkpoint(self) -> bool:
+        """Whether the checkpoint has a scale for it, which may differ between parts of a layer."""
+        return not self.dynamic or self.scales == "e4m3"
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ class Scheme:
             raise ValueError(f"symmetric=False: expected int4 or int8, got {self.numbers}, which has no zero points")
         if min(self.block) < 1:
             raise ValueError(f"block: expected (outputs, inputs), 1 or more each, got {self.block}")
-        if self.scales == "e8m0" and self.numbers not in _EXPONENT:
-            raise ValueError(f"scales='e8m0': expected floats, {', '.join(_EXPONENT)}, got {self.numbers}")
+        if self.scales == "e8m0" and self.numbers not in EXPONENT:
+            raise ValueError(f"scales='e8m0': expected floats, {', '.join(EXPONENT)}, got {self.numbers}")
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Of a matrix [out, in]: how many scales there are, by rows and columns. ValueError for a part of a group."""
@@ -117,7 +123,7 @@ def fit(weight: Tensor, scheme: Scheme, tensor_scale: Tensor | None = None) -> F
     numbers, (low, high) = FORMATS[scheme.numbers], _extremes(weight.float(), scheme)
     largest = torch.maximum(-low, high)
     if scheme.scales == "e8m0":
-        exponents = torch.frexp(largest)[1] - 1 - _EXPONENT[scheme.numbers]
+        exponents = torch.frexp(largest)[1] - 1 - EXPONENT[scheme.numbers]
         exponents = torch.where(largest > 0, exponents, torch.full_like(exponents, -127)).clamp(-127, 127)
         return Fitted(torch.ldexp(torch.ones_like(largest), exponents))
     if scheme.scales == "e4m3":

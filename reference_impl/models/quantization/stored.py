@@ -15,8 +15,8 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.layouts import FLOATS, Layout
-from reference_impl.models.quantization.numbers import FORMATS, to_codes, to_values
-from reference_impl.models.quantization.scheme import Activations
+from reference_impl.models.quantization.numbers import E8M0_BIAS, FORMATS, to_codes, to_values
+from reference_impl.models.quantization.scheme import EXPONENT, Activations
 
 
 class Stored:
@@ -81,7 +81,8 @@ class Stored:
         for start, layout in zip(self.starts(), self.layouts.values(), strict=True):
             rounded = x
             if layout.activations is not None:
-                scale = params.get(f"{start}.input_scale", params.get(f"{start}.activation_scale"))
+                names = (f"{start}.{word}" for word in ("input_scale", "activation_scale", "input_global_scale"))
+                scale = next((params[name] for name in names if name in params), None)
                 rounded = round_activations(x, layout.activations, scale)
             pieces.append(F.linear(rounded, self.weight(params, start, x.shape[1]).to(x.dtype)))
         y = torch.cat(pieces, 1)
@@ -89,17 +90,32 @@ class Stored:
 
 
 def round_activations(x: Tensor, activations: Activations, scale: Tensor | None = None) -> Tensor:
-    """x [rows, in] as its codes stand for it, in its own dtype. scale: of a static one, float []."""
-    numbers, wide = FORMATS[activations.numbers], x.float()
+    """x [rows, in] as its codes stand for it, in its own dtype: in which products of 4-bit formats are so emulated.
+    scale: of a static one, float []; of NVFP4 its input_global_scale."""
+    wide = x.float()
     if activations.per == "group":
         assert activations.group_size is not None
         missing = -x.shape[1] % activations.group_size
         wide = F.pad(wide, (0, missing)).unflatten(1, (-1, activations.group_size))
-    if activations.dynamic:
-        largest = wide.abs().amax() if activations.per == "tensor" else wide.abs().amax(-1, keepdim=True)
-        steps = (largest / numbers.reach).clamp(min=torch.finfo(torch.float32).tiny)
-    else:
-        assert scale is not None
-        steps = scale.float()
+    steps = _steps(wide, activations, scale)
     values = to_values(to_codes(wide / steps, activations.numbers), activations.numbers) * steps
     return values.reshape(len(x), -1)[:, : x.shape[1]].to(x.dtype)
+
+
+def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:
+    """What codes are multiplied with, as compressed-tensors 0.20 chooses it."""
+    if not activations.dynamic:
+        assert scale is not None
+        return scale.float()
+    reach = FORMATS[activations.numbers].reach
+    largest = wide.abs().amax() if activations.per == "tensor" else wide.abs().amax(-1, keepdim=True)
+    if activations.scales == "e8m0":
+        mantissas, exponents = torch.frexp(largest)  # from 7/8 on of a power of two, that power: so 6 is not exceeded
+        exponents = exponents - 1 + (mantissas >= 0.875).int() - EXPONENT[activations.numbers]
+        exponents = torch.where(largest > 0, exponents, torch.full_like(exponents, -E8M0_BIAS))
+        return torch.ldexp(torch.ones_like(largest), exponents.clamp(-E8M0_BIAS, E8M0_BIAS))
+    if activations.scales == "e4m3":
+        assert scale is not None
+        found = (scale.float() * (largest / reach)).clamp(max=448.0).to(torch.float8_e4m3fn).float()
+        return torch.where(found == 0, 0.125, found) / scale.float()  # of a 0 nothing but 0 is left
+    return (largest / reach).clamp(min=torch.finfo(torch.float32).tiny)

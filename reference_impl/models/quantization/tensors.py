@@ -3,7 +3,8 @@
     int4, and int8 of groups     weight_packed int32 [out, in bits / 32], weight_shape; zero points packed along outputs
     int8 of a channel or tensor  weight int8
     e4m3                         weight float8_e4m3fn
-    e2m1                         weight_packed uint8 [out, in / 2]; NVFP4: weight_global_scale, which divides
+    e2m1                         weight_packed uint8 [out, in / 2]; NVFP4: weight_global_scale, which divides, and
+                                 input_global_scale where inputs are rounded, too
 
 Each with weight_scale (float, e4m3 or, of MXFP4, uint8). As compressed-tensors 0.20 writes them.
 """
@@ -74,12 +75,14 @@ def specs_of(scheme: Scheme, in_features: int, out_features: int, packed: bool |
         found["weight_zero_point"] = in_rows if words else plain
     if scheme.activations is not None and not scheme.activations.dynamic:
         found["input_scale"] = TensorSpec((1,), _FLOATS)
+    if scheme.activations is not None and scheme.activations.scales == "e4m3":
+        found["input_global_scale"] = TensorSpec((1,), (torch.float32,))
     return found
 
 
 def tensors_of(codes: Tensor, scheme: Scheme, fitted: Fitted) -> dict[str, Tensor]:
-    """{last word of the name: tensor} of codes [out, in], for a checkpoint; input_scale, where there is one, is not of
-    the weight and left out."""
+    """{last word of the name: tensor} of codes [out, in], for a checkpoint; input_scale and input_global_scale, where
+    there is one, are not of the weight and left out."""
     specs, bits = specs_of(scheme, codes.shape[1], codes.shape[0]), FORMATS[scheme.numbers].bits
     offset, found = 1 << (bits - 1), {}
     if in_words(scheme):

@@ -1,0 +1,82 @@
+"""Another program in a process and an environment of its own; nothing of it is imported here.
+
+The environment is the user's: a virtual environment, named by a variable. A worker's script runs in it and answers
+requests, a line of JSON each: {"do": name, ...} on its stdin, {"result": ...} or {"error": ...} on its stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class PeerFailed(Exception):
+    """There is nothing to compare with, or it refused, or its process ended: why."""
+
+
+class PeerProcess:
+    """A context manager, which ends the process. name: of the program, for errors."""
+
+    def __init__(self, name: str, python: str | Path, worker: Path):
+        self.name = name
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        command = [str(python), "-I", str(worker)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, encoding="utf-8"
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        with contextlib.suppress(BrokenPipeError):  # of a request that an ended process did not read
+            self._to.close()
+        self._process.wait()
+        self._from.close()
+        self._said.close()
+
+    def ask(self, do: str, **what: Any) -> Any:
+        """PeerFailed with what the process said, if it refuses, or has ended."""
+        try:
+            self._to.write(json.dumps({"do": do, **what}) + "\n")
+            self._to.flush()
+            line = self._from.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            ended = self._process.wait()
+            raise PeerFailed(f"{self.name}: {do}: its process ended with {ended}: {self._last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerFailed(f"{self.name}: {do}: {answer['error']}")
+        return answer["result"]
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace")[-500:].strip()
+
+
+def interpreter(variable: str, name: str) -> Path:
+    """Of the virtual environment that the variable names. PeerFailed where there is none."""
+    folder = os.environ.get(variable)
+    if not folder:
+        raise PeerFailed(f"{variable} names no environment with {name}")
+    candidates = [Path(folder).expanduser() / name for name in ("bin/python", "Scripts/python.exe")]
+    for python in candidates:
+        if python.is_file():
+            return python
+    raise PeerFailed(f"{variable}: expected a virtual environment, with bin/python, got {folder}")
