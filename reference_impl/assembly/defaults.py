@@ -6,8 +6,13 @@ What computes is imported where it is made: a simulated GPU brings its own, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
+from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
@@ -15,7 +20,7 @@ from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec, exit_layer, must_follow
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
-from reference_impl.assembly.kv_cache import kv_cache
+from reference_impl.assembly.kv_cache import kv_cache, of_drafts
 from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.assembly.speculation import lookahead_of, tree_of
@@ -44,13 +49,19 @@ if TYPE_CHECKING:
     from reference_impl.core.kv_cache import PagedKVCache
 
 
+def planner_for(made: Made) -> ForkingPlanner:
+    kind = WholeBlockPlanner if isinstance(made.kv_specs[0], ByChannelSpec) else ForkingPlanner
+    return kind(made.config.block_size)
+
+
 def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     """ConfigError if there is a page store and no prefix cache."""
     config, specs, pool = made.config, made.kv_specs, made.block_pool
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
     host_pool = BlockPool(made.num_host_blocks) if made.num_host_blocks else None
     if parts.page_store is None:
-        return kv_manager(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+        windows, whole = [kept_window(spec) for spec in specs], isinstance(specs[0], ByChannelSpec)
+        return kv_manager(pool, config.block_size, windows, index, host_pool, whole)
     check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
@@ -58,7 +69,8 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     model = fingerprint(made.model.config, made.model.dtype)
     # Pages of another model or format have other keys. By layer: the order of a page's bytes.
     root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
-    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
+    whole = isinstance(specs[0], ByChannelSpec)
+    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool, whole)
 
 
 def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
@@ -88,7 +100,10 @@ def make_cache(made: Made) -> KVCache:
 
 def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
     model = made.model
-    return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
+    c = made.config
+    return kv_cache(
+        made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, c.kv_dtype, c.max_num_seqs
+    )  # fmt: skip
 
 
 def make_draft(
@@ -113,8 +128,9 @@ def make_draft(
     if isinstance(draft, MedusaHeads):
         return MedusaDraft(draft, new, torch.zeros(size, dtype=draft.dtype, device=draft.device))
     spec = draft_spec(draft, made.config)
-    cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, made.config.kv_dtype)
-    attention = make_attention(draft, made.config)
+    config = replace(made.config, kv_dtype=of_drafts(made.config.kv_dtype))
+    cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, config.kv_dtype)
+    attention = make_attention(draft, config)
     if not isinstance(draft, FeatureHead):
         return DraftModel(draft, cache, attention, [spec], new)
     ahead = torch.zeros(size, dtype=draft.dtype, device=draft.device)
@@ -122,7 +138,11 @@ def make_draft(
 
 
 def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
-    c = model.config
+    c, stored = model.config, kv_format(config.kv_dtype)
+    if stored is not None and stored.keys_by_channel:
+        from reference_impl.annexes.kv_formats.open_attention import OpenBlockAttention
+
+        return OpenBlockAttention(c.attention_scale, model.dtype, c.attention_softcap)
     if computes_with_triton(model, config):
         from reference_impl.annexes.fusion.attention import TritonAttention
 

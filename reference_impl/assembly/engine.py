@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.engine import BranchingEngine
-from reference_impl.annexes.beams.planning import ForkingPlanner
 from reference_impl.annexes.biases.engine import BiasingEngine
 from reference_impl.annexes.failing.engine import FailingEngine
 from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
+from reference_impl.annexes.kv_formats.spec import kept_window
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
 from reference_impl.annexes.pooling.engine import PoolingEngine, check_pooling, check_rows
@@ -26,6 +26,7 @@ from reference_impl.annexes.transfer.engine import TransferringEngine
 from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.defaults import planner_for
 from reference_impl.assembly.made import Made
 from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts
@@ -80,7 +81,7 @@ class Engine(
         super().__init__(
             model, made.scheduler, made.kv, made.executor, block_size=made.config.block_size,
             num_blocks=made.num_blocks, max_model_len=made.max_model_len, clock=made.clock, trace=made.trace,
-            planner=ForkingPlanner(made.config.block_size), depth=made.depth,
+            planner=planner_for(made), depth=made.depth,
         )  # fmt: skip
         self.acceptance = made.config.acceptance
         self.num_draft_levels = 0 if (tree := tree_of(made.config)) is None else tree.num_levels
@@ -98,7 +99,7 @@ class Engine(
     @property
     def max_request_len(self) -> int:
         """Most tokens a request may have now, beside what is pinned: all but the last one need a slot in the cache."""
-        windows = [spec.window for spec in self.kv_specs]
+        windows = [kept_window(spec) for spec in self.kv_specs]
         fits = longest_sequence(self.num_unpinned, self.block_size, windows, self.config.max_num_batched_tokens)
         return min(self.max_model_len, fits + 1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from reference_impl.annexes.kv_formats.whole_blocks import WholeBlocks, WholeBlocksOnHost
 from reference_impl.annexes.overlap.references import DeferredReferences, OverlappedKVManager
 from reference_impl.annexes.pins.manager import PinningKVManager
 from reference_impl.annexes.swap.manager import SwappingKVManager, Tables
@@ -54,19 +55,30 @@ def kv_manager(
     windows: Sequence[int | None] = (None,),
     index: PrefixIndex | None = None,
     host_pool: BlockPool | None = None,
+    whole: bool = False,
 ) -> FullKVManager:
     """Block tables over one pool.
 
     windows: per KV group its sliding window, or None. index: where computed prefixes can be found again; only for
-    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out.
+    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out. whole:
+    a request that is forked or comes back begins at the start of a block.
     """
     if tuple(windows) == (None,):
         if host_pool is None:
-            return FullKVManager(pool, block_size, index=index)
-        return WithHostMemory(pool, block_size, index=index, host_pool=host_pool)
+            return _made(FullKVManager, whole)(pool, block_size, index=index)
+        return _made(WithHostMemory, whole)(pool, block_size, index=index, host_pool=host_pool)
     if host_pool is None:
-        return WithWindows(pool, block_size, windows=windows, index=index)
-    return WithWindowsAndHostMemory(pool, block_size, windows=windows, index=index, host_pool=host_pool)
+        return _made(WithWindows, whole)(pool, block_size, windows=windows, index=index)
+    with_both = _made(WithWindowsAndHostMemory, whole)
+    return with_both(pool, block_size, windows=windows, index=index, host_pool=host_pool)
+
+
+def _made(kind: Any, whole: bool) -> Any:
+    """The class, with what begins at whole blocks in front of it."""
+    if not whole:
+        return kind
+    front = WholeBlocksOnHost if issubclass(kind, WithHostMemory) else WholeBlocks
+    return type(f"Whole{kind.__name__}", (front, kind), {})
 
 
 class StoredKVManager(FetchingKVManager, FullKVManager):
@@ -88,8 +100,11 @@ def stored_kv_manager(
     store: PageStore | LayeredPageStore,
     root: bytes,
     host_pool: BlockPool | None = None,
+    whole: bool = False,
 ) -> StoredKVManager:
-    """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`."""
+    """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`. whole: as of
+    `kv_manager`."""
+    options: dict[str, Any] = {"index": index, "store": store, "root": root}
     if host_pool is None:
-        return StoredKVManager(pool, block_size, index=index, store=store, root=root)
-    return StoredWithHostMemory(pool, block_size, index=index, store=store, root=root, host_pool=host_pool)
+        return _made(StoredKVManager, whole)(pool, block_size, **options)
+    return _made(StoredWithHostMemory, whole)(pool, block_size, **options, host_pool=host_pool)

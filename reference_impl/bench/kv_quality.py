@@ -5,7 +5,7 @@ are: so the bands can be compared, and the last one, of all distances, is what a
 the cache's own (`kernels/reference`), done in each forward pass, so that the model's later layers see what it did.
 
 "kivi" (Liu et al. 2024) rounds in 4 bits, keys per channel over the tokens of a block, values per token; a query reads
-its own block, which is not full yet, as it is. The engine has no cache of this kind: this measures what it would give.
+its own block as it is, as in the engine's cache.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ from reference_impl.bench import tasks
 from reference_impl.bench.quality import Estimate, bootstrap, logprobs, windows_of
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Batch, KVCache
-from reference_impl.kernels.reference import from_four_bits, to_eight_bits, to_four_bits
+from reference_impl.kernels.reference import (
+    channels_from_four_bits,
+    channels_to_four_bits,
+    from_four_bits,
+    to_eight_bits,
+    to_four_bits,
+)
 from reference_impl.theory.kv_cache import bits_per_weight
 
 KIVI = "kivi"
-NAMES = (*FORMATS, KIVI)
+NAMES = tuple(FORMATS)
 EDGES = (0, 16, 64, 256)  # of the bands, in tokens; the last one has no end
 
 
@@ -69,9 +75,9 @@ def rounded(name: str, key: Tensor, value: Tensor, block_size: int) -> tuple[Ten
     keys of the last block are left as they are unless it is full. ValueError for an unknown name."""
     if name == KIVI:
         full = len(key) // block_size * block_size
-        channels = key[:full].unflatten(0, (-1, block_size)).movedim(1, -1)  # [blocks, heads, head_dim, block_size]
-        codes = _four_bits(channels).movedim(-1, 1).flatten(0, 1)
-        return torch.cat((codes, key[full:])), _four_bits(value)
+        codes, scale = channels_to_four_bits(key[:full].unflatten(0, (-1, block_size)))
+        channels = channels_from_four_bits(codes, scale[:, None], key.dtype).flatten(0, 1)
+        return torch.cat((channels, key[full:])), _four_bits(value)
     if name not in FORMATS:
         raise ValueError(f"--kv-dtype: expected one of {', '.join(NAMES)}, got {name!r}")
     if FORMATS[name].bits_per_value == 4:

@@ -201,7 +201,7 @@ def evaluate_kv(
     text: Annotated[
         Path, typer.Option(help="What is predicted: a text that it has not seen.", exists=True, dir_okay=False)
     ],
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"{', '.join((*FORMATS, 'kivi'))}, with commas.")] = (
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"{', '.join(FORMATS)}, with commas.")] = (
         "fp8,int8,int4,kivi"
     ),
     edges: Annotated[str, typer.Option(help="Where bands of distances begin.")] = "0,16,64,256",
@@ -213,8 +213,7 @@ def evaluate_kv(
     """What a KV cache of fewer bits costs, by how far back the rounded tokens lie; and needles at depths.
 
     Only the keys and values at these distances are rounded. KL and agreement are to the same model with all of them as
-    they are, in float32; each figure has a 95 % interval, from drawing windows anew. kivi is measured here only: no
-    cache of the engine has it.
+    they are, in float32; each figure has a 95 % interval, from drawing windows anew.
     """
     from reference_impl.bench import kv_quality
 

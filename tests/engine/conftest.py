@@ -13,13 +13,24 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.kv_formats.open_blocks import keeps_open_blocks
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.defaults import make_executor
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
-from reference_impl.interfaces import Batch, Executor, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
+from reference_impl.interfaces import (
+    Batch,
+    Executor,
+    Masks,
+    Opened,
+    Request,
+    SamplingParams,
+    Step,
+    StepRow,
+    Transfers,
+)
 
 
 class TappedModel:
@@ -247,15 +258,21 @@ def poison_free_blocks(engine: Engine) -> None:
 
 
 def _poison(engine: Engine, cache: Any, attention: Any) -> None:
+    def spoil(tensors: Sequence[torch.Tensor], blocks: list[int]) -> None:
+        for of_blocks in tensors:
+            of_blocks[blocks] = torch.nan if of_blocks.is_floating_point() else 0x5A
+
     def poison() -> None:
-        cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
+        spoil(cache.blocks, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0])
         if engine.num_host_blocks:
             pool = engine.kv.host.pool
-            cache.host[0][[b for b in range(engine.num_host_blocks) if pool.ref_count(b) == 0]] = torch.nan
+            spoil(cache.host, [b for b in range(engine.num_host_blocks) if pool.ref_count(b) == 0])
 
-    cache.data.fill_(torch.nan)
+    spoil(cache.blocks, list(range(engine.num_blocks)))
     if engine.num_host_blocks:
-        cache.host[0].fill_(torch.nan)
+        spoil(cache.host, list(range(engine.num_host_blocks)))
+    if keeps_open_blocks(cache):
+        cache.open.fill_(torch.nan)
     before_writing(cache, attention, poison)
 
 

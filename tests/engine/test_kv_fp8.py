@@ -208,7 +208,7 @@ def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(kv_dtyp
 @pytest.mark.parametrize("kv_dtype", ["int2", "float8_e4m3fn", ""])
 def test_a_format_that_is_not_in_the_table_is_refused_by_name(kv_dtype, random_model) -> None:
     with pytest.raises(
-        ValueError, match=f"kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, got {kv_dtype!r}"
+        ValueError, match=f"kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, kivi, got {kv_dtype!r}"
     ):
         Engine(random_model("float32"), EngineConfig(kv_dtype=kv_dtype))
     with pytest.raises(ValueError, match="kv_dtype: expected a name, got 8"):
@@ -278,7 +278,7 @@ def test_a_text_comes_out_of_half_the_memory(kv_dtype) -> None:
 
 def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     """Natural log-probability of each token after those before it, read from the cache."""
-    engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=8 << 20, max_num_batched_tokens=len(text)))
+    engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=16 << 20, max_num_batched_tokens=len(text)))
     logits: list[torch.Tensor] = []
     forward = model.forward
 
@@ -296,7 +296,7 @@ def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     return logits[0].float().log_softmax(-1)[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8", "int4", "kivi"])
 def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype) -> None:
     """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
     from reference_impl.assembly.llm import LLM

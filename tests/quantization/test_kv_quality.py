@@ -75,7 +75,7 @@ def test_only_what_is_in_the_band_is_read_rounded(name: str, band: Band) -> None
     assert np.abs(found.numpy() - wanted).max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("name", ["int4", "int8", "fp8", "kivi"])
 def test_with_all_distances_it_is_the_engines_own_cache(name: str, random_model: Callable[..., Any]) -> None:
     """Log-probabilities of the engine, which writes codes into blocks and reads them back."""
     model, text = random_model("float64"), [(7 * i + 3) % 61 for i in range(23)]
@@ -114,6 +114,9 @@ def test_bits_of_a_value_are_those_of_the_cache_that_is_allocated(random_model: 
         held = engine.kv_cache.data.nbytes + engine.kv_cache.scale.nbytes
         assert bits_per_value(name, spec.head_dim) == wide == 8 * held / values
     assert bits_per_value("kivi", 64, 16) == ((4 + 32 / 16) + (4 + 32 / 64)) / 2
+    engine = Engine(random_model("float32"), EngineConfig(kv_dtype="kivi", num_blocks=6, block_size=4))
+    held = sum(blocks.nbytes for blocks in engine.kv_cache.blocks)
+    assert bits_per_value("kivi", 8, 4) == 8 * held / values
 
 
 def test_bands_cover_every_distance_once_and_then_all() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from reference_impl.interfaces import KVSpec
 
@@ -21,18 +22,16 @@ def kv_specs(
     block_size: int,
     *,
     bits_per_value: int,
-    bits_per_scale: int = 0,
-    bits_per_zero_point: int = 0,
+    spec_kind: type[KVSpec] = KVSpec,
+    **widths: Any,
 ) -> tuple[KVSpec, ...]:
-    """One spec per group. layer_windows: per layer its window, or None where it sees everything before it."""
+    """One spec per group. layer_windows: per layer its window, or None where it sees everything before it. widths:
+    further fields of spec_kind."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(layer_windows):
         kinds.setdefault(window, []).append(layer)
     size = math.gcd(*map(len, kinds.values()))
-    one = KVSpec(
-        size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, bits_per_scale=bits_per_scale,
-        bits_per_zero_point=bits_per_zero_point,
-    )  # fmt: skip
+    one = spec_kind(size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, **widths)
     return tuple(
         replace(one, layers=tuple(layers[i : i + size]), window=window)
         for window, layers in kinds.items()

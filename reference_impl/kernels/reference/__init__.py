@@ -9,7 +9,12 @@ from reference_impl.kernels.reference.attention import (
     soft_cap,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
-from reference_impl.kernels.reference.four_bits import from_four_bits, to_four_bits
+from reference_impl.kernels.reference.four_bits import (
+    channels_from_four_bits,
+    channels_to_four_bits,
+    from_four_bits,
+    to_four_bits,
+)
 from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
 from reference_impl.kernels.reference.linear import (
     gemm,
@@ -55,6 +60,8 @@ __all__ = [
     "attention_one_row",
     "attention_rows",
     "causal_mask",
+    "channels_from_four_bits",
+    "channels_to_four_bits",
     "context_slots",
     "flash_attention",
     "from_four_bits",

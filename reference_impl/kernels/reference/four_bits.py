@@ -19,19 +19,47 @@ def to_four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     Byte i has the code of number i in its low half and of number i + n / 2 in its high one. Codes are those of the
     rounded scale and lowest number. What is beyond float16 (65,504) becomes infinite there, and so when it is read.
     """
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    lowest = exact.amin(-1, keepdim=True).half()
-    above = exact - lowest
-    largest = above.amax(-1, keepdim=True)
-    scale = (largest / torch.full_like(largest, 15.0)).half().clamp(min=SMALLEST)
-    codes = (above * (1 / scale.to(exact.dtype))).round().clamp(0, 15).to(torch.uint8)
-    low, high = codes.chunk(2, -1)
-    return low | high << 4, torch.cat((scale, lowest), -1)
+    codes, scale, lowest = _codes(x, -1)
+    return _packed(codes), torch.cat((scale, lowest), -1)
 
 
 def from_four_bits(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """What `to_four_bits` stored, [..., n], rounded once to dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     step, lowest = scale.to(wide).split(1, -1)
-    codes = torch.cat((packed & 15, packed >> 4), -1).to(wide)
-    return torch.addcmul(lowest, codes, step).to(dtype)
+    return torch.addcmul(lowest, _unpacked(packed).to(wide), step).to(dtype)
+
+
+def channels_to_four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `to_four_bits`, with a scale and a lowest number for each channel of a head over its tokens (KIVI's keys, Liu
+    et al. 2024): x [..., tokens, heads, n], n even -> packed [..., tokens, heads, n / 2] uint8, scale [..., heads, n,
+    2] float16."""
+    codes, scale, lowest = _codes(x, -3)
+    return _packed(codes), torch.stack((scale, lowest), -1).squeeze(-4)
+
+
+def channels_from_four_bits(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `channels_to_four_bits` stored, rounded once to dtype. packed [..., heads, n / 2], scale [..., heads, n, 2],
+    which broadcast -> [..., heads, n]."""
+    wide = torch.promote_types(dtype, torch.float32)
+    step, lowest = scale.to(wide).unbind(-1)
+    return torch.addcmul(lowest, _unpacked(packed).to(wide), step).to(dtype)
+
+
+def _codes(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scale, lowest); the numbers along dim share the last two, which have 1 there."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    lowest = exact.amin(dim, keepdim=True).half()
+    above = exact - lowest
+    largest = above.amax(dim, keepdim=True)
+    scale = (largest / torch.full_like(largest, 15.0)).half().clamp(min=SMALLEST)
+    return (above * (1 / scale.to(exact.dtype))).round().clamp(0, 15).to(torch.uint8), scale, lowest
+
+
+def _packed(codes: Tensor) -> Tensor:
+    low, high = codes.chunk(2, -1)
+    return low | high << 4
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    return torch.cat((packed & 15, packed >> 4), -1)

@@ -1,0 +1,132 @@
+"""A KV cache of 4 bits as KIVI has it (Liu et al. 2024): keys rounded by channel over a block, values by token.
+
+Which a block's scales are is known when it is full. Until then its tokens lie in `open`, see `open_blocks.py`; the step
+that writes a block's last token rounds it. Where that token was a wrong guess, the block is still open, and is rounded
+anew when its last token is written again: until then nobody reads it rounded, since only later positions do.
+
+Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.kv_formats.open_blocks import Moves, extended, moves
+from reference_impl.annexes.kv_formats.spec import ByChannelSpec
+from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.core.staging import to_device
+from reference_impl.interfaces import Batch, KVSpec, Opened, Step
+from reference_impl.kernels import reference
+
+SCALE_BITS = 16  # of each of the two
+
+
+class ByChannelKVCache(PagedKVCache):
+    """data [layers of a group, 2, num_blocks, block_size, num_kv_heads, head_dim / 2] uint8, two codes in a byte.
+
+    key_scale [layers of a group, num_blocks, num_kv_heads, head_dim, 2 (scale, lowest)] float16; value_scale [layers of
+    a group, num_blocks, block_size, num_kv_heads, 2] float16. open [layers of the model, 2, num_seqs x open_blocks x
+    block_size, num_kv_heads, head_dim], of open_dtype. num_seqs: requests that may have a slot. dtype: uint8.
+    ValueError for a head_dim that is odd, and for a spec of anything else.
+    """
+
+    keeps_open_blocks = True
+
+    def __init__(
+        self, specs: Sequence[ByChannelSpec], num_blocks: int, dtype: torch.dtype, device: torch.device,
+        open_dtype: torch.dtype, num_seqs: int,
+    ):  # fmt: skip
+        for spec in specs:
+            _check(spec, dtype, open_dtype)
+        bytes_of = [
+            KVSpec(s.num_layers, s.num_kv_heads, s.head_dim // 2, s.block_size, bits_per_value=8, layers=s.layers,
+                   window=s.window)
+            for s in specs
+        ]  # fmt: skip
+        super().__init__(bytes_of, num_blocks, dtype, device)
+        spec = specs[0]
+        self.specs = tuple[KVSpec, ...](specs)
+        self.block_size, self.open_blocks = spec.block_size, spec.open_blocks
+        heads, layers = spec.num_kv_heads, sum(s.num_layers for s in specs)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.key_scale = zeros(spec.num_layers, num_blocks, heads, spec.head_dim, 2)
+        self.value_scale = zeros(spec.num_layers, num_blocks, spec.block_size, heads, 2)
+        room = num_seqs * spec.open_blocks * spec.block_size
+        self.open = zeros(layers, 2, room, heads, spec.head_dim, dtype=open_dtype)
+        self.blocks = [self.data.movedim(2, 0), self.key_scale.movedim(1, 0), self.value_scale.movedim(1, 0)]
+        self._seats: dict[str, int] = {}  # by request id, its slot in the worker
+        self._names: dict[int, str] = {}  # by slot
+        self._moves: tuple[Batch, dict[str, Tensor]] | None = None  # of the batch that was written last
+
+    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
+        """A worker's slots tell which request has which: see `FollowsSlots`."""
+        for slot in step.closed:
+            if (name := self._names.pop(slot, None)) is not None and self._seats.get(name) == slot:
+                del self._seats[name]
+        for new in opened:
+            self._names[new.slot], self._seats[new.request_id] = new.request_id, new.slot
+
+    def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:
+        self.write_open(layer, key, value, batch)
+
+    def write_open(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `write`. Returns keys and values of the `extended` rows as they are, [extended, num_kv_heads, head_dim]
+        each."""
+        at, place = self._moves_of(batch), self._place[layer]
+        whole = []
+        for stays, new in zip(self.open[layer], (key, value), strict=True):
+            old = stays.index_select(0, at["old"])
+            whole.append(torch.cat((old, new)).index_select(0, at["source"]))
+            stays.index_copy_(0, at["kept_at"], new.index_select(0, at["kept"]))
+        if len(at["last"]):
+            slots = batch.groups[batch.group_of_layer[layer]].slot_mapping.index_select(0, at["last"])
+            keys, values = (x[at["full"]] for x in whole)  # [blocks, block_size, num_kv_heads, head_dim]
+            blocks = slots // self.block_size
+            codes, scale = reference.channels_to_four_bits(keys)
+            self.data[place, 0].index_copy_(0, blocks, codes)
+            self.key_scale[place].index_copy_(0, blocks, scale)
+            codes, scale = reference.to_four_bits(values)
+            self.data[place, 1].index_copy_(0, blocks, codes)
+            self.value_scale[place].index_copy_(0, blocks, scale)
+        return whole[0], whole[1]
+
+    def read_rounded(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(keys, values) of tokens in full blocks, [*slots.shape, num_kv_heads, head_dim] each."""
+        place = self._place[layer]
+        keys, values = (of_all[slots] for of_all in self._slots[place])
+        by_channel = self.key_scale[place][slots // self.block_size]
+        by_token = self.value_scale[place].flatten(0, 1)[slots]
+        return (
+            reference.channels_from_four_bits(keys, by_channel, dtype),
+            reference.from_four_bits(values, by_token, dtype),
+        )
+
+    def _moves_of(self, batch: Batch) -> dict[str, Tensor]:
+        if self._moves is None or self._moves[0] is not batch:
+            seats = np.array([self._seats[name] for name in batch.request_ids])
+            found: Moves = moves(extended(batch), seats, self.block_size, self.open_blocks)
+            self._moves = batch, to_device(vars(found), self.data.device)
+        return self._moves[1]
+
+
+def _check(spec: KVSpec, dtype: torch.dtype, open_dtype: torch.dtype) -> None:
+    expected = {
+        "kind": "kv", "bits_per_value": 4, "bits_per_scale": SCALE_BITS, "bits_per_zero_point": SCALE_BITS,
+        "open_bits_per_value": 8 * open_dtype.itemsize,
+    }  # fmt: skip
+    for name, value in expected.items():
+        if (found := getattr(spec, name, None)) != value:
+            raise ValueError(f"ByChannelKVCache: expected a ByChannelSpec with {name}={value!r}, got {name}={found!r}")
+    if spec.group_size not in (None, spec.head_dim):
+        raise ValueError(f"ByChannelKVCache: expected group_size=None, got {spec.group_size}: one scale for each head")
+    if spec.head_dim % 2:
+        raise ValueError(f"kv_dtype kivi: expected an even head_dim, two numbers in a byte, got {spec.head_dim}")
+    if dtype is not torch.uint8:
+        raise ValueError(f"ByChannelKVCache: expected dtype torch.uint8, two codes in a byte, got {dtype}")
