@@ -78,11 +78,12 @@ def greedy(model: Decoder, prompt: list[int], num: int, block_size: int) -> list
     return text[len(prompt) :]
 
 
-def alone(model: Decoder, asked: schedules.Asked, block_size: int) -> list[list[int]]:
+def alone(model: Decoder, asked: schedules.Asked, block_size: int, noise: Any) -> list[list[int]]:
     """The samples of a request that has an engine to itself and reads its prompt at once."""
     if asked.pooling is not None:
         return [[]]
-    config = EngineConfig(kv_dtype="kivi", block_size=block_size, num_blocks=400, prefix_cache="off")
+    options: dict[str, Any] = {"prefix_cache": "off", "sampling_noise": noise}
+    config = EngineConfig(kv_dtype="kivi", block_size=block_size, num_blocks=400, **options)
     engine = Engine(model, config)
     first = engine.add(list(asked.prompt), asked.sampling, grammar=asked.grammar)
     samples = [first, *first.children]
@@ -130,7 +131,7 @@ def test_logits_are_those_of_the_definition_whatever_the_schedule(
     @given(work=schedules.workload())
     def as_defined(work: Any) -> None:
         size = work[1]["block_size"]
-        with patch.object(schedules, "alone", lambda m, asked: alone(m, asked, size)):
+        with patch.object(schedules, "alone", lambda m, asked, noise: alone(m, asked, size, noise)):
             schedules.check_workload(model, work, with_kivi, lambda m, text: defined(m, text, size), oracle)
 
     as_defined()
@@ -219,7 +220,9 @@ def test_samples_share_full_blocks_and_copy_none(random_model: Callable[..., Any
     engine = Engine(model, EngineConfig(kv_dtype="kivi", block_size=4, num_blocks=60, max_num_batched_tokens=30))
     found = serve(engine, n=3, temperature=0.9, seed=5)
     params = SamplingParams(max_tokens=8, n=3, seed=5, temperature=0.9, ignore_eos=True)
-    wanted = [t for p in PROMPTS for t in alone(model, schedules.Asked(tuple(p), params, None, 0, None), 4)]
+    wanted = [
+        t for p in PROMPTS for t in alone(model, schedules.Asked(tuple(p), params, None, 0, None), 4, "one-number")
+    ]
     assert found == wanted
     assert len({tuple(text) for text in found}) > len(PROMPTS)
     assert not any(step.transfers.copies for step in engine.trace.steps())
