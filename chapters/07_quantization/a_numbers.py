@@ -2,7 +2,8 @@
 # # 07a · Fewer bits for a number
 #
 # About 40 minutes. You need chapter 00 (the roofline). This notebook is about numbers: which values a format has, what a
-# scale is, what rounding costs. The next one, `b_what_it_buys`, is about time and memory.
+# scale is, what rounding costs. The next one, `b_what_it_buys`, is about time and memory. The lab to notebooks a, b, c
+# and e is [Quantize weights and cache](../../labs/07_quantization/quantization.ipynb).
 
 # %% name="setup"
 import numpy as np
@@ -484,6 +485,9 @@ for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
+#
+# Then write codes and scales yourself, and put two codes in a byte: [lab 07](../../labs/07_quantization/quantization.ipynb), parts 1
+# and 2. Part 3, a kernel that multiplies them, needs `b_what_it_buys` and notebook 05b, too.
 
 # %% name="quiz"
 from grader.quiz import load_quiz

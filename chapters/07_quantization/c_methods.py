@@ -652,6 +652,9 @@ widgets.table(rows, ["gate and up of layer 3", "RTN", "AWQ", "GPTQ", "AWQ's scal
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
+#
+# Then search for a scale, fold it into a norm, and round a column yourself:
+# [lab 07](../../labs/07_quantization/quantization.ipynb), parts 4 and 5.
 
 # %% name="quiz"
 from grader.quiz import load_quiz

@@ -414,6 +414,9 @@ widgets.table(rows, ["8B on an H100", "tokens that fit", "32 requests of 8,192",
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
+#
+# Then quantize a cache yourself: [lab 07](../../labs/07_quantization/quantization.ipynb), part 6. At the end the engine decodes
+# from it.
 
 # %% name="quiz"
 from grader.quiz import load_quiz

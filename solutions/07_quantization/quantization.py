@@ -893,11 +893,8 @@ check_smoothing(reach + 1, random_matrices((7,), 5, draw), 0.6)
 def check_folded(h, norm, weights, s):
     what = f"fold, {len(weights)} matrices, {len(s)} inputs"
     look = kept(norm, s, *weights)
-    given = list(weights)
-    new_norm, new_weights = tuple_of(what, fold(norm, given, s), ("norm", "weights"))
+    new_norm, new_weights = tuple_of(what, fold(norm, list(weights), s), ("norm", "weights"))
     look("fold")
-    same = len(given) == len(weights) and all(a is b for a, b in zip(given, weights, strict=True))
-    assert same, f"{what} changed the list of weights, which belongs to the caller"
     names = [f"matrix {i}" for i in range(len(weights))]
     new_weights = tuple_of(f"{what}, the weights", new_weights, names)
     new_norm = tensor_of(f"{what}, norm", new_norm, norm.shape)
@@ -946,7 +943,7 @@ check_folded(h, torch.tensor(norm).double(), random_matrices((2, 3), 3, draw), t
 # `rounded(column, i)` is given, and returns what stands for a column `[out]` in place i.
 #
 # - Columns before i stay. Column i becomes `rounded(w_i, i)`. Column j > i becomes w_j − (w_i − q_i) / U[i, i] × U[i, j].
-# - Return a new tensor. Call `rounded` once.
+# - Leave `weight` as it is. Call `rounded` once.
 #
 # **Hint:** `torch.linalg.cholesky(matrix, upper=True)` and `torch.outer`.
 #
@@ -1035,7 +1032,6 @@ def check_step(weight, gram, i, step=0.3):
     look = kept(weight, factor)
     seen = tensor_of(what, gptq_step(weight, factor, i, rounded), weight.shape).double()
     look("gptq_step")
-    assert seen.data_ptr() != weight.data_ptr(), f"{what}: expected a new tensor, saw the one that was given"
     assert len(calls) == 1, f"{what}: expected one call of rounded, saw {len(calls)}"
     assert calls[0][1] == i, f"{what}: expected rounded(column, {i}), saw {calls[0][1]} for the column's place"
     q = rounded(weight[:, i], i)
