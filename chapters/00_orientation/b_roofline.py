@@ -11,6 +11,7 @@
 # Set-up: libraries, the course model, and the devices this notebook computes with.
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -20,6 +21,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton has to know before the first kernel is defined
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, figure, show, tidy

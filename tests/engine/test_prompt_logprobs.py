@@ -102,13 +102,13 @@ def test_beside_drafts_and_masks_and_in_another_process(random_model, one_shot) 
     plain = Engine(model, EngineConfig(num_blocks=60))
     free = plain.add(PROMPTS[0], SamplingParams(max_tokens=12, temperature=0), "a")
     finish(plain)
-    wise = HostOracle({"a": free.tokens}, 0.7, VOCAB)
+    wise = HostOracle({"a": free.tokens, "masked": [*PROMPTS[4], 1, 1, 1]}, 0.7, VOCAB)
     config = EngineConfig(num_blocks=60, num_drafts=3, max_num_batched_tokens=7)
     engine = Engine(model, config, Parts(host_proposer=wise))
     drafted = engine.add(PROMPTS[0], SamplingParams(max_tokens=12, temperature=0), "a")
     for _ in range(6):
         engine.step()
-    scored = engine.add(PROMPTS[4], SamplingParams(max_tokens=3, prompt_logprobs=2), grammar=Ones())
+    scored = engine.add(PROMPTS[4], SamplingParams(max_tokens=3, prompt_logprobs=2), "masked", grammar=Ones())
     finish(engine)
     assert drafted.tokens == free.tokens
     assert scored.output_tokens == [1, 1, 1]
