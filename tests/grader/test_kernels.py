@@ -311,4 +311,5 @@ def test_the_lab_s_own_kernels_are_what_the_examiner_binds() -> None:
         path.parent.name: kernel_names(load_lab(path)) for path in sorted((root / "solutions").glob("[0-9]*_*/*.ipynb"))
     }
     assert found["05_flash_attention"] == {"softmax_kernel", "lse_kernel", "tile_kernel", "flash_kernel"}
-    assert not any(names for slug, names in found.items() if slug != "05_flash_attention")
+    assert found["07_quantization"] == {"w4a16_kernel"}
+    assert {slug for slug, names in found.items() if names} == {"05_flash_attention", "07_quantization"}
