@@ -36,4 +36,4 @@ def how(method: type) -> str:
 
 def in_words() -> str:
     """`products`, on one line."""
-    return "; ".join(f"{name}: {how}" for name, how in products().items())
+    return "; ".join(f"{name}: {words}" for name, words in products().items())

@@ -67,8 +67,8 @@ def is_large(shape: Sequence[int]) -> bool:
 
 
 def pays(dtype: torch.dtype, large: bool = False) -> bool:
-    """Whether linear layers shall be packed here; large: those of large weights (`is_large`). By what the CPU says, not
-    by a clock: two processes on one machine must compute the same bits."""
+    """Whether linear layers shall be packed here; large: those of large weights (`is_large`). By the CPU's instruction
+    set, not by a clock: two processes on one machine must compute the same bits."""
     capabilities = ("AVX512", "AVX2") if large else ("AVX512",)
     return available(dtype) and (dtype is torch.bfloat16 or torch.backends.cpu.get_cpu_capability() in capabilities)
 

@@ -2,7 +2,7 @@
 
 Which a block's scales are is known when it is full. Until then its tokens lie in `open`, see `open_blocks.py`; the step
 that writes a block's last token rounds it. Where that token was a wrong guess, the block is still open, and is rounded
-anew when its last token is written again: until then nobody reads it rounded, since only later positions do.
+anew when its last token is written again: until then no query reads it rounded, since only later positions do.
 
 Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`.
 """

@@ -42,7 +42,7 @@ class ScoringWorker(BiasWorker, PenaltyWorker):
             scores = moved(scores, requests)
         if not self.counts.places.keys().isdisjoint(slots):
             penalties = self.counts.of(slots, [request.sampling for request in requests])
-            assert penalties is not None  # that is who has a place
+            assert penalties is not None  # a slot has counts only where its request has penalties
             scores = penalised(scores, penalties, guesses_before(penalties, slots, positions, before, self.slots))
         return left_over(scores, requests, self.ends, positions) if has_biases else scores
 
