@@ -175,19 +175,22 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 #
 # The engine measures, while it serves, what steps of different sizes take and how often each request's guesses are kept.
 # The j-th guess is kept with all before it with probability a^j; it is worth its time while that is more than its *price*:
-# the tokens which the engine would give in the time of one more token in a step. A model that guesses has a cost besides:
-# it computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
-# switches it off, and tries it again with later requests.
+# the tokens which the engine would give in the time of one more token in a step. A model that guesses has two costs
+# besides. It runs once more for each further guess, for all requests at once: so how often it runs is decided for all, by
+# their mean acceptance, against a price that holds each request's share of such a pass (`_depth_that_pays`). And it
+# computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
+# switches it off, and tries it again with later requests, so seldom that the trials cost 2 % of the time at most.
 #
-# Names in this code: `price` is that price, None until steps of two sizes were measured (`costs.seconds` has them by
-# size). `found` is what was seen of the request's own guesses, `of_all` of all requests' together; `chance(expected, weight)`
-# is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
+# Names in this code: `prices` are that price and that of a pass, None until steps of two sizes were measured
+# (`costs.target.seconds` has them by size). `_num_above` is the largest k with chance^k above the price. `found` is what was seen of the request's own guesses, `of_all` of all requests' together; `chance(expected, weight)`
+# (in `_chance`) is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
 # judged), mixed with what is `expected` as if `weight` guesses had shown it. Expected of all requests together is 0.8
 # (`AT_FIRST`), counted as 2 guesses; of one request what holds for all, counted as 32 (`LIKE_OTHERS`). `num_idle` counts the
 # request's steps without a guess; after `patience` of them it gets one on trial.
 
 # %% name="engine-source"
 print(inspect.getsource(Adapting._num_that_pay))
+print(inspect.getsource(Adapting._depth_that_pays))
 
 # %% [markdown] name="engine-run-text"
 # A request with its own acceptance, in a load with its own price. One request that repeats and one that does not, alone

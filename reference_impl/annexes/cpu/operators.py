@@ -14,6 +14,7 @@ method serves.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -111,12 +112,18 @@ class HeadCopy:
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`reference.rms_norm`, to rounding. F.rms_norm is ten operators, and for few rows each costs more than its
-    arithmetic; layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its variance is
-    mean(x^2).
+    arithmetic. A single row has one factor, a number: its length is an operator, and its product with the weights
+    another. Of a few rows layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its
+    variance is mean(x^2).
     """
     if x.numel() > FEW or (weight is not None and weight.dtype is not x.dtype):
         return reference.rms_norm(x, weight, eps)
-    shape = (2, x.shape[-1])
+    size = x.shape[-1]
+    if x.numel() == size and eps:  # else a row of zeros would be divided by
+        length: float = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).item()
+        factor = 1 / math.sqrt(length * length / size + eps)
+        return x * factor if weight is None else torch.addcmul(x.new_zeros(()), x, weight, value=factor)
+    shape = (2, size)
     weights = None if weight is None else weight.expand(shape)
     return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
 

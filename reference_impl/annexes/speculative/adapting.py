@@ -6,63 +6,103 @@ rate r no guess can be exchanged for a better one (Dinkelbach 1967), and r is th
 there. In a large batch a step is full, r is high, and guesses end by themselves; where none pays, there are none but
 a trial now and then, and the plan says for how many rows (`StepPlan.num_undrafted`, in the trace `DraftUse`).
 
-A model that guesses also computes what it does not guess, to keep up with the text: time that no number of guesses
-gives back. So it is judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it
-takes itself, it is switched off (`StepPlan.keeps_up`). Requests that it has not kept up with get no guesses any more,
-so a later trial is with new ones. Medusa heads and early exit guess from what the target has computed, and need not
-keep up: they are judged alike, and a later trial is with all requests.
+A model runs once more for each further guess, for all requests at once, in p seconds. So how often it runs is decided
+for all n of them, by their mean acceptance a: the j-th pass is worth its time while a^j > (b + p / n) r.
 
-b, r and the rest are measured on steps in which all requests decode. Extends `Drafting._useful_drafts`, `schedule`,
-`update` and `_finish`.
+It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So it is
+judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it takes itself, it is
+switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most MOST_LOST of the time.
+Requests that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early
+exit guess from what the target has computed, and need not keep up: they are judged alike, and a later trial is with all
+requests.
+
+b, p, r and the rest are measured on steps in which all requests decode. A machine stalls now and then: one step that
+took fifty times as long as its like says nothing of what guesses cost. So times are medians, or means in which no time
+counts for more than three times the median. Extends `Drafting._useful_drafts`, `schedule`, `update` and `_finish`.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 
-NUM_POINTS = 16  # step sizes whose seconds are remembered
-WEIGHT = 0.2  # of the newest step in what is remembered
+NUM_SIZES = 16  # whose seconds are remembered
+NUM_TIMES = 9  # of each: their median counts
+FORGOTTEN_AFTER = 128  # others, that a size was not among
+STALL = 3.0  # times the median: what took longer is counted as so much
+WEIGHT = 0.2  # of the newest step in the rate
 MEMORY = 64  # steps that count in how often guesses are kept, and in what a model gives
 LIKE_OTHERS = 32  # guesses that all requests together count for in what is expected of one
 AT_FIRST = 0.8  # before any guess; those that are too many end soon
 TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
-TRIAL_STEPS = 16  # with a model that guesses, before it is judged
-OFF_STEPS = 256  # without it, until it is tried again; twice as many if it loses again
+TRIAL_STEPS = 8  # with a model that guesses, before it is judged
+ERRORS = 2  # standard errors by which it must lose in a trial: a few steps say little. After MEMORY steps one is enough
+OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
+MOST_LOST = 0.02  # of the time without it, in its trials
+
+
+@dataclass
+class Times:
+    """Seconds by a size, and what one more takes."""
+
+    seconds: dict[int, float] = field(default_factory=dict)  # medians; the size seen last at the end
+    _newest: dict[int, deque[float]] = field(default_factory=dict)
+    _seen: dict[int, int] = field(default_factory=dict)  # when a size was seen last
+    _num: int = 0
+
+    def add(self, size: int, seconds: float) -> None:
+        self._num += 1
+        self._seen[size] = self._num
+        newest = self._newest.setdefault(size, deque(maxlen=NUM_TIMES))
+        newest.append(seconds)
+        self.seconds.pop(size, None)
+        self.seconds[size] = statistics.median(newest)
+        oldest = next(iter(self.seconds))
+        if len(self.seconds) > NUM_SIZES or self._num - self._seen[oldest] > FORGOTTEN_AFTER:
+            for found in (self.seconds, self._newest, self._seen):
+                del found[oldest]
+
+    def slope(self) -> float | None:
+        """Seconds for one more; None until two sizes were seen. A time that falls with size is noise."""
+        if len(self.seconds) < 2:
+            return None
+        return max(0.0, statistics.linear_regression([*self.seconds], [*self.seconds.values()]).slope)
 
 
 @dataclass
 class StepCosts:
-    """Of steps in which all decode: seconds by how many tokens they compute, and the rate at which tokens come."""
+    """Of steps in which all decode: the target's seconds by how many tokens it computes, a model's that guesses by how
+    many guesses it makes one after another, and the rate at which tokens come."""
 
-    seconds: dict[int, float] = field(default_factory=dict)  # the size seen last at the end
+    target: Times = field(default_factory=Times)
+    drafting: Times = field(default_factory=Times)
     _tokens: float = 0.0
     _time: float = 0.0
 
-    def add(self, num_computed: int, num_given: int, seconds: float) -> None:
-        before = self.seconds.pop(num_computed, seconds)
-        self.seconds[num_computed] = before + WEIGHT * (seconds - before)
-        if len(self.seconds) > NUM_POINTS:
-            del self.seconds[next(iter(self.seconds))]
+    def add(self, plan: StepPlan, num_given: int, seconds: float, drafting: float) -> None:
+        """seconds: of the step, `drafting` of them of a model that guesses."""
+        self.target.add(plan.num_tokens, seconds - drafting)
+        if drafting:
+            self.drafting.add(max(row.num_drafts for row in plan.rows), drafting)
+        usual = self.target.seconds[plan.num_tokens] + drafting
         self._tokens += WEIGHT * (num_given - self._tokens)
-        self._time += WEIGHT * (seconds - self._time)
+        self._time += WEIGHT * (min(seconds, STALL * usual) - self._time)
 
-    def price(self) -> float | None:
-        """Tokens that the engine gives in the time that one more token takes in a step; None until steps of two sizes
-        were seen."""
-        slope = self.seconds_per_token()
-        return None if slope is None or self._time <= 0 else slope * self._tokens / self._time
-
-    def seconds_per_token(self) -> float | None:
-        """Of one more token in a step; None until steps of two sizes were seen."""
-        if len(self.seconds) < 2:
+    def prices(self) -> tuple[float, float] | None:
+        """Tokens that the engine gives in the time that the target takes for one more guess, and in that which a model
+        takes to guess one for each request; None until steps of two sizes were seen."""
+        seconds = self.target.slope()
+        if seconds is None or self._time <= 0:
             return None
-        return max(0.0, statistics.linear_regression([*self.seconds], [*self.seconds.values()]).slope)
+        rate = self._tokens / self._time
+        return seconds * rate, (self.drafting.slope() or 0.0) * rate
 
 
 @dataclass
@@ -97,28 +137,29 @@ class Payoff:
     on: bool = True
     num_steps: int = 0
     patience: int = OFF_STEPS // 2  # steps without it, before a trial
-    target: StepCosts = field(default_factory=StepCosts)  # of the target alone
-    # Means over the last MEMORY steps: tokens that guesses gave, and their squares; tokens without them; seconds of a
-    # step without the model and its guesses; seconds of these two.
-    _means: tuple[float, ...] = (0.0,) * 5
+    # The newest steps with it: tokens that guesses gave; tokens without them; seconds of a step without the model and
+    # its guesses; seconds of these two.
+    _steps: deque[tuple[int, int, float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
-    def add(self, num_rows: int, num_computed: int, num_given: int, seconds: float, drafting: float) -> None:
-        """A step with it. num_rows, of which it guesses for some. drafting: seconds of the step, its own for these."""
-        self.target.add(num_computed, num_given, seconds - drafting)
-        spent = drafting + (self.target.seconds_per_token() or 0.0) * (num_computed - num_rows)
+    def add(self, num_rows: int, num_given: int, seconds: float, spent: float) -> None:
+        """A step with it. num_rows, of which it guesses for some. spent: seconds of the step, its own for these and
+        what the target takes for its guesses."""
+        spent = min(spent, 0.9 * seconds)  # the target's are of few steps at first, and may be far too many
         self.num_steps += 1
-        gain, num_seen = num_given - num_rows, min(self.num_steps, MEMORY)
-        new = gain, gain**2, num_rows, seconds - spent, spent
-        self._means = tuple([mean + (x - mean) / num_seen for x, mean in zip(new, self._means, strict=True)])
-        if num_seen >= TRIAL_STEPS and self._loses(num_seen):
-            self.patience = OFF_STEPS if self.num_steps > 4 * TRIAL_STEPS else 2 * self.patience
+        self._steps.append((num_given - num_rows, num_rows, seconds - spent, spent))
+        errors = ERRORS if self.num_steps < MEMORY else 1
+        if self.num_steps % TRIAL_STEPS == 0 and self._lost(errors) > 0:
+            least = OFF_STEPS if self.num_steps > MEMORY else 2 * self.patience
+            self.patience = max(least, math.ceil(len(self._steps) * self._lost() / MOST_LOST))
             self._switch(False)
 
-    def _loses(self, num_seen: int) -> bool:
-        """Also if guesses gave more, by a standard error, than was seen: a few steps say little."""
-        gain, square, rows, plain, spent = self._means
-        gain += math.sqrt(max(0.0, square - gain**2) / num_seen)
-        return gain * plain < spent * rows
+    def _lost(self, errors: float = 0.0) -> float:
+        """In a step, as a share of the time of one without it; below 0: won. errors: by how many standard errors guesses
+        gave more than was seen."""
+        gains, rows, plain, spent = zip(*self._steps, strict=True)
+        num_steps, gain = len(gains), sum(gains) / len(gains)
+        gain += errors * math.sqrt(sum((g - gain) ** 2 for g in gains)) / num_steps
+        return _without_stalls(spent) / _without_stalls(plain) - gain * num_steps / sum(rows)
 
     def wait(self) -> None:
         """A step without it."""
@@ -128,7 +169,21 @@ class Payoff:
 
     def _switch(self, on: bool) -> None:
         self.on, self.num_steps = on, 0
-        self._means = (0.0,) * 5
+        self._steps.clear()
+
+
+def _num_above(price: float, chance: float, most: int) -> int:
+    """The largest k up to `most` with chance^k > price, for chances below 1."""
+    k = 0
+    while k < most and chance ** (k + 1) > price:
+        k += 1
+    return k
+
+
+def _without_stalls(seconds: Sequence[float]) -> float:
+    """The mean; what took longer than STALL medians counts for so many."""
+    most = STALL * sorted(seconds)[len(seconds) // 2]
+    return sum(min(s, most) for s in seconds) / len(seconds)
 
 
 class Adapting(Drafting):
@@ -139,7 +194,8 @@ class Adapting(Drafting):
         super().__init__(*core, **options)
         self.must_follow = must_follow
         self.costs = StepCosts()
-        self.price: float | None = None  # as of `StepCosts`; computed once a step, for all rows
+        self.prices: tuple[float, float] | None = None  # as of `StepCosts`; computed once a step, for all rows
+        self._most = self.num_drafts  # guesses of a row, in the step that is planned
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
         self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned
@@ -148,6 +204,7 @@ class Adapting(Drafting):
 
     def schedule(self, now: float) -> StepPlan:
         self._losing.clear()
+        self._most = self._depth_that_pays()
         plan = super().schedule(now)
         num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
         self._behind.difference_update(row.request_id for row in plan.rows if not row.start)
@@ -164,18 +221,29 @@ class Adapting(Drafting):
             self._losing.add(request.id)
             return 0
         num = min(most, self._num_that_pay(request)) if most else 0
-        if most and not num and self.price is not None:
+        if most and not num and self.prices is not None:
             self._losing.add(request.id)
         return num
 
     def _num_that_pay(self, request: Request) -> int:
-        found, price = self.acceptances.get(request.id, self.of_all), self.price
-        if price is None:  # a step without any, then one with one for each: from steps of one size nothing follows
-            return min(1, len(self.costs.seconds))
-        k, chance = 0, found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
-        while k < self.num_drafts and chance ** (k + 1) > price:
-            k += 1
+        if (
+            self.prices is None
+        ):  # a step without any, then one with one for each: from steps of one size nothing follows
+            return min(1, len(self.costs.target.seconds))
+        found = self.acceptances.get(request.id, self.of_all)
+        k = _num_above(self.prices[0], self._chance(found), self._most)
         return k or int(found.num_idle >= found.patience)
+
+    def _depth_that_pays(self) -> int:
+        """A model guesses for all requests at once, so how often it runs is decided for all, by their mean chance."""
+        if self.prices is None or not self.prices[1] or not self.running:
+            return self.num_drafts
+        chances = [self._chance(self.acceptances.get(request.id, self.of_all)) for request in self.running]
+        price, of_pass = self.prices
+        return _num_above(price + of_pass / len(chances), sum(chances) / len(chances), self.num_drafts)
+
+    def _chance(self, found: Acceptance) -> float:
+        return found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         num_given = 0
@@ -188,8 +256,8 @@ class Adapting(Drafting):
                 if row.num_drafts:
                     self.of_all.add(row.num_drafts, len(tokens) - 1)
         if plan.rows and all(row.num_tokens == 1 for row in plan.rows):
-            self.costs.add(plan.num_tokens, num_given, output.finished_at - output.started_at)
-            self.price = self.costs.price()
+            self.costs.add(plan, num_given, output.finished_at - output.started_at, output.drafting)
+            self.prices = self.costs.prices()
             self._judge(plan, num_given, output)
         return super().update(plan, output)
 
@@ -199,7 +267,8 @@ class Adapting(Drafting):
         elif output.drafting:
             rows, seconds = len(plan.rows), output.finished_at - output.started_at
             followed = sum(row.request_id not in self._behind for row in plan.rows) / rows
-            self.payoff.add(rows, plan.num_tokens, num_given, seconds, followed * output.drafting)
+            spent = followed * output.drafting + (self.costs.target.slope() or 0.0) * (plan.num_tokens - rows)
+            self.payoff.add(rows, num_given, seconds, spent)
 
     def _finish(self, request: Request, reason: str) -> None:
         super()._finish(request, reason)
