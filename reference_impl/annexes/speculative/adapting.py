@@ -154,8 +154,8 @@ class Payoff:
             self._switch(False)
 
     def _lost(self, errors: float = 0.0) -> float:
-        """In a step, as a share of the time of one without it; below 0: won. errors: by how many standard errors guesses
-        gave more than was seen."""
+        """In a step, as a share of the time of one without it; below 0: won. errors: by how many standard errors
+        guesses gave more than was seen."""
         gains, rows, plain, spent = zip(*self._steps, strict=True)
         num_steps, gain = len(gains), sum(gains) / len(gains)
         gain += errors * math.sqrt(sum((g - gain) ** 2 for g in gains)) / num_steps
