@@ -206,8 +206,8 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
         return "batch_invariant computes each token by itself"
     if lookahead_of(made.config) is not None:
         return "speculative='lookahead' lays a tree of guesses out in each step"
-    if draft is not None and not hasattr(draft, "layers"):
-        return f"a {type(draft).__name__} reads hidden states, which a replay does not hand out"
+    if tree_of(made.config) is not None:
+        return f"draft_tree={made.config.draft_tree!r} lays a tree of guesses out in each step"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model

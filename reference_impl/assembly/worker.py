@@ -15,7 +15,7 @@ from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.feature_graphs import FeatureGraphRun, FeatureGraphWorker
 from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
@@ -112,11 +112,11 @@ class GuessingRun(ModelDraftRun, FullRun):
     worker: GuessingExecutor
 
 
-class FeatureGuessingRun(FeatureRun, FullRun):
+class FeatureGuessingRun(FeatureGraphRun, FullRun):
     worker: FeatureGuessingExecutor
 
 
-class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
+class FeatureGuessingExecutor(FeatureGraphWorker, LocalExecutor):
     """With a feature head, or Medusa heads, too: they are given the hidden states of all rows, behind the model."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:

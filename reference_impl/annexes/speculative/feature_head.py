@@ -132,7 +132,7 @@ class KeepsHidden:
         all_of_them = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
         features: Tensor = self.model.hidden_states(replace(batch, logits_indices=all_of_them), kv_cache, attention)
         self.features = features
-        return features[batch.logits_indices]
+        return features[batch.logits_indices] if len(batch.logits_indices) < len(features) else features
 
 
 @dataclass(frozen=True)
