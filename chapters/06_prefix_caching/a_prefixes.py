@@ -786,7 +786,7 @@ for num_blocks in (24, 64):
     for order, kind in (("order of arrival", Scheduler), ("longest match first", LongestMatchFirst)):
         kv = KVManager(BlockPool(num_blocks), 16, RadixIndex(16))
         parts = Parts(kv_manager=kv, scheduler=kind(kv, max_num_seqs=1, max_num_batched_tokens=2048))
-        engine = Engine(model, EngineConfig(num_blocks=num_blocks, prefix_cache="radix"), parts)
+        engine = Engine(model, EngineConfig(num_blocks=num_blocks), parts)
         for i, prompt in enumerate(queue):
             engine.add(prompt, SamplingParams(max_tokens=1, temperature=0), request_id=f"{i}")
         while engine.has_work():

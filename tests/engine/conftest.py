@@ -384,6 +384,7 @@ class StagedExecutor(LateExecutor):
     it still wait. What it samples is in its slot before that is allowed; so rows are looked at as they come."""
 
     max_in_flight = 1
+    follows_options = True  # the inner one is made with them
 
     def __init__(self, num_stages: int):
         self.num_stages = num_stages

@@ -74,6 +74,8 @@ class WorkerProcess:
     WorkerError for what else it raises, or where the process ends before it is ready.
     """
 
+    follows_options = False  # whether `make` has the options of the engine that plans
+
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
         self.rank = rank
         self._waits = False  # whether the step that was sent last waits for its masks
