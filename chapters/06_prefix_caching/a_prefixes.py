@@ -477,7 +477,7 @@ for kind, index in (
     ("16 bits", ShortDigests(16)),
 ):
     parts = Parts(prefix_index=index)
-    engine = Engine(model, EngineConfig(num_blocks=32, prefix_cache="hash" if index else "off"), parts)
+    engine = Engine(model, EngineConfig(num_blocks=32, prefix_cache="off" if index is None else "auto"), parts)
     first, second = (serve(engine, prompt + text[40:50], max_tokens=8) for prompt in (known, other))
     ends[kind] = [llm.tokenizer.decode(request.output_tokens) for request in (first, second)]
     rows.append([kind, second.num_cached_tokens, *map(repr, ends[kind])])

@@ -222,11 +222,16 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
 
 def make_sampler(made: Made) -> Sampler:
+    triton = computes_with_triton(made.model, made.config)
+    if made.config.sampling_noise == "gumbel" and triton:
+        from reference_impl.assembly.triton_gumbel_sampler import sample_with_triton_and_gumbel
+
+        return sample_with_triton_and_gumbel
     if made.config.sampling_noise == "gumbel":
         from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
 
         return sample_with_gumbel
-    if computes_with_triton(made.model, made.config):
+    if triton:
         from reference_impl.assembly.triton_sampler import sample_with_triton
 
         return sample_with_triton
