@@ -58,7 +58,7 @@ class EngineConfig:
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
-    position are kept more often, and cost a token each in the step. Requests with penalties have none.
+    position are kept more often, and cost a token each in the step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each

@@ -63,6 +63,12 @@ class GumbelSampler(TorchSampler):
             return likeliest
         return torch.where(t["temperature"][:, None] > 0, _noisy(scores, t).topk(num).indices, likeliest)
 
+    def shares(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+        """p / E of each token over their sum, [rows, vocab_size] float64: largest is what `choose` gives; and it is the
+        surer, the larger it is, of another distribution that is like p and is drawn with the same numbers."""
+        noisy = _noisy(scores, t)
+        return noisy / noisy.sum(-1, keepdim=True)
+
 
 def _noisy(scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
     """p / E, [rows, vocab_size] float64."""

@@ -80,7 +80,7 @@ class ModelDraftRun(DraftRun):
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
 
-    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int) -> Tensor:
+    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
         """As `GuessScores`."""
         broken = not_numbers(logits)
         self.broken_guesses = broken if self.broken_guesses is None else self.broken_guesses + broken
