@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.grammars.engine import ShowsGuesses
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
 from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner
@@ -90,7 +91,7 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), made.max_model_len,
-        must_follow(c, parts.draft_model),
+        must_follow(c, parts.draft_model), isinstance(made.executor, ShowsGuesses),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from reference_impl.annexes.speculative.feature_graphs import FeatureGraphRun, F
 from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
+from reference_impl.annexes.speculative.masked import MaskedDraftRun
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
@@ -43,7 +44,7 @@ from reference_impl.interfaces import (
 )
 
 
-class FullRun(DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
+class FullRun(MaskedDraftRun, DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
     """In this order: guesses are part of the batch; scores are biased, penalised, then masked; a prompt's scores need
     all logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
 
