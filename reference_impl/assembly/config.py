@@ -67,8 +67,11 @@ class EngineConfig:
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode, with guesses or without, are replayed as CUDA graphs; "auto": on a GPU, with
     our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
-    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. What guesses
-    is launched eagerly. Steps with trees of guesses and batch-invariant ones have no graphs.
+    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of what
+    guesses, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
+    feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
+    and its first guess, Medusa heads, and what draws and verifies guesses. Steps with trees of guesses and
+    batch-invariant ones have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
     model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.

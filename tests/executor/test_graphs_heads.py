@@ -1,5 +1,5 @@
-"""Heads that guess from the target's hidden states, behind steps that are replayed: a replay hands these states out, so
-guesses and texts are those behind eager steps."""
+"""Models and heads that guess beside steps that are replayed: a replay hands the target's hidden states out, and passes
+that guess are replayed, too; guesses and texts are those behind eager steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from reference_impl.annexes.graphs import graphs as graphs_module
+from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.medusa import MedusaDraft
 from reference_impl.annexes.speculative.worker import DraftRun
@@ -21,7 +24,7 @@ from reference_impl.interfaces import SamplingParams
 from tests.engine.test_feature_head import random_head
 from tests.engine.test_medusa import random_heads
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
-from tests.executor.tape import recorder
+from tests.executor.tape import Tape, recorder
 from tests.executor.test_graphs import GENERATE, asked, serve
 from tests.no_sync import no_sync
 
@@ -51,7 +54,10 @@ def layer(random_model) -> Any:
 
 
 def guessing(model: Any, layer: Any, kind: str, k: int, graphs: bool, overlap: str, **options: Any) -> Engine:
-    drafts = {"head": lambda: {"draft_model": random_head(layer)}, "medusa": lambda: {"draft_model": random_heads()}}
+    drafts = {
+        "head": lambda: {"draft_model": random_head(layer)}, "medusa": lambda: {"draft_model": random_heads()},
+        "model": lambda: {"draft_model": layer},
+    }  # fmt: skip
     config = EngineConfig(
         graphs="off", overlap=overlap, num_drafts=k, speculative="early-exit" if kind == "early exit" else "off",
         adaptive_drafts="off", **options,
@@ -72,10 +78,10 @@ def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["head", "medusa", "early exit"])
+@pytest.mark.parametrize("kind", ["head", "medusa", "early exit", "model"])
 def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: str, model, layer) -> None:
     """Requests are aborted, near their end with fewer guesses than others, or beside prompts with none."""
-    replayed, kept = set(), set()
+    replayed, kept, passes = set(), set(), []
 
     @settings(max_examples=4, derandomize=True, database=None, phases=GENERATE)
     @given(
@@ -89,6 +95,7 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
         assert guesses_kept(graphed) == guesses_kept(eager), "also the wrong guesses are the same"
         assert graphed.kv.num_available == graphed.num_blocks
         replayed.update(graphed.executor.graphs._graphs)
+        passes.append(graphed.executor.replayed_passes)
         kept.update(guesses_kept(graphed))
 
     same()
@@ -96,12 +103,14 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
     assert {key.samples for key in replayed} == {True, False}
     assert any(num < guesses for guesses, num in kept)
     assert any(num for _, num in kept)
+    assert any(passes) == (kind != "medusa")
 
 
 @pytest.mark.parametrize("kind", ["head", "medusa"])
 def test_nothing_waits_for_the_device_and_all_steps_but_those_of_prompts_are_replayed(
     kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     for draft in (FeatureDraft, MedusaDraft):
         for name in ("guess", "keep_up"):
             inner = getattr(draft, name)
@@ -144,8 +153,72 @@ def test_texts_of_requests_without_a_seed_are_those_of_eager_steps(model, layer)
 def test_the_keys_are_captured_ahead_and_change_no_slot(model, layer) -> None:
     engine = guessing(model, layer, "head", 2, True, "off", block_size=4, num_blocks=90, max_num_seqs=4)
     ahead = engine.executor.draft.ahead.clone()
-    graphs = engine.executor.graphs
-    assert engine.capture_graphs() == len(graphs.keys())
+    graphs, passes = engine.executor.graphs, engine.executor.pass_graphs
+    assert engine.capture_graphs() == len(graphs.keys()) + len(passes.keys())
+    assert engine.capture_graphs() == 0
     assert (engine.executor.draft.ahead == ahead).all()
     for key in graphs._graphs:
         assert graphs.hidden_of(key).shape == (key.num_tokens, model.config.hidden_size)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators, but for those of a replay, which is one launch."""
+
+    num = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return operator(*args, **kwargs or {})
+
+
+class Counted(Tape):
+    def record(self, compute: Any) -> Any:
+        out, replay = super().record(compute)
+
+        def one_launch() -> None:
+            with _disable_current_modes():
+                replay()
+
+        return out, one_launch
+
+
+@pytest.mark.parametrize("kind", ["head", "early exit", "model"])
+def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
+    kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it draws and writes the guesses. The sampler counts as the one launch that it is on a GPU."""
+    counted: dict[bool, list[int]] = {}
+    choose, guessing_now = TwinSampler.choose, list[Launches]()
+
+    def chosen(self: Any, *given: Any) -> Any:
+        before = [launches.num for launches in guessing_now]
+        found = choose(self, *given)
+        for launches, num in zip(guessing_now, before, strict=True):
+            launches.num = num + 1
+        return found
+
+    monkeypatch.setattr(TwinSampler, "choose", chosen)
+    for draft in (FeatureDraft, DraftModel):
+        inner = draft.guess
+
+        def guess(self: Any, passes: Any, *given: Any, inner: Any = inner) -> Any:
+            with Launches() as launches:
+                guessing_now.append(launches)
+                found = inner(self, passes, *given)
+            guessing_now.clear()
+            counted[given[-1] is not None].append(launches.num)
+            return found
+
+        monkeypatch.setattr(draft, "guess", guess)
+    work = [{"prompt": [7] * 3, "sampling": SamplingParams(max_tokens=30, temperature=0), "arrival": 0, "abort": None}]
+    texts = []
+    for graphs in (False, True):
+        counted[graphs] = []
+        few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
+        engine = guessing(model, layer, kind, 4, False, "on", **few)
+        if graphs:
+            engine.executor.use_graphs(Counted(), 4, engine.max_model_len, 4)
+            engine.capture_graphs()
+        texts.append(serve(engine, work))
+    assert texts[0] == texts[1]
+    assert max(counted[True]) < 0.5 * max(counted[False])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
+from reference_impl.annexes.graphs.worker import GraphRun
+from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 
 _ARRAYS = "slots", "query_lens", "token_slots", "offset", "query_start_loc"
 
 
-class FeatureGraphWorker(FeatureWorker, GraphWorker):
+class FeatureGraphWorker(FeatureWorker, DraftGraphWorker):
     def hidden(self) -> Tensor | None:
         found: Tensor = self.tap.features
         return found
