@@ -41,14 +41,14 @@ _BELONGS = (
 
 # (an option, values of it that ask for nothing, a part): only the engine's own part of this kind reads the option.
 # What a custom scheduler makes of `preemption` and `max_num_batched_tokens` is not looked into: cache and sizing read
-# them, too. Beside an index of one's own "hash" and "radix" say that there is a prefix cache.
+# them, too. Parts.prefix_index is what there is in place of whatever `prefix_cache` names.
 READ_BY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("sampling_noise", ("one-number",), "sampler"), ("sampling_noise", ("one-number",), "executor"),
     ("acceptance", ("exact",), "executor"), ("batch_invariant", (False,), "executor"),
     ("graphs", ("auto", "off"), "executor"), ("dependent_launches", ("off",), "executor"),
     ("attention", ("auto",), "executor"), ("exit_layer", (0,), "executor"),
     ("memory_percent", (90,), "executor"), ("memory_percent", (90,), "kv_cache"),
-    ("prefix_cache", ("auto", "off"), "kv_manager"), ("prefix_cache", ("auto", "hash", "radix"), "prefix_index"),
+    ("prefix_cache", ("auto", "off"), "kv_manager"),
     ("admission", ("fill",), "scheduler"), ("adaptive_drafts", ("auto", "off"), "scheduler"),
 )  # fmt: skip
 

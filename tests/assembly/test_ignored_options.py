@@ -28,8 +28,9 @@ ASKED: dict[str, Any] = {
     "admission": "worst_case", "adaptive_drafts": "on",
 }  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {"acceptance": {"num_drafts": 2}}
-# Read in other places than where a custom part would have read them; or not while an engine is made on a CPU.
-ELSEWHERE = {("scheduler", "max_num_batched_tokens")}
+# Read in other places than where a custom part would have read them; an index that stands for a prefix cache of any
+# name, and of none (lab 06 has it so). Then: not read while an engine is made on a CPU.
+ELSEWHERE = {("scheduler", "max_num_batched_tokens"), ("prefix_index", "prefix_cache")}
 ON_A_GPU_OR_WITH_GUESSES = {"acceptance", "attention", "exit_layer", "memory_percent"}
 
 
@@ -81,10 +82,9 @@ def test_it_is_refused_by_both_names(option: str, asks_nothing: tuple[Any, ...],
     model = random_model("float64")
     own = Engine(model, EngineConfig(num_blocks=20))
     parts = with_part(own, part)
-    asked = "off" if part == "prefix_index" else ASKED[option]
-    expected = rf"{option}={asked!r} is for the engine's own {part}, and Parts\.{part}, \w+, is given: leave"
+    expected = rf"{option}={ASKED[option]!r} is for the engine's own {part}, and Parts\.{part}, \w+, is given: leave"
     with pytest.raises(ValueError, match=expected):
-        Engine(model, EngineConfig(num_blocks=20, **{option: asked}, **NEEDS.get(option, {})), parts)
+        Engine(model, EngineConfig(num_blocks=20, **{option: ASKED[option]}, **NEEDS.get(option, {})), parts)
     for value in asks_nothing:
         Engine(model, EngineConfig(num_blocks=20, **{option: value}), parts)
 

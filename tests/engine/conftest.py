@@ -389,6 +389,7 @@ class StagedExecutor(LateExecutor):
 
     max_in_flight = 1
     follows_options = True  # the inner one is made with them
+    guesses = None  # they are made when a step is collected, so that the host cannot see them before
 
     def __init__(self, num_stages: int):
         self.num_stages = num_stages
