@@ -477,7 +477,7 @@ for kind, index in (
     ("16 bits", ShortDigests(16)),
 ):
     parts = Parts(prefix_index=index)
-    engine = Engine(model, EngineConfig(num_blocks=32, prefix_cache="hash" if index else "off"), parts)
+    engine = Engine(model, EngineConfig(num_blocks=32, prefix_cache="off" if index is None else "auto"), parts)
     first, second = (serve(engine, prompt + text[40:50], max_tokens=8) for prompt in (known, other))
     ends[kind] = [llm.tokenizer.decode(request.output_tokens) for request in (first, second)]
     rows.append([kind, second.num_cached_tokens, *map(repr, ends[kind])])
@@ -786,7 +786,7 @@ for num_blocks in (24, 64):
     for order, kind in (("order of arrival", Scheduler), ("longest match first", LongestMatchFirst)):
         kv = KVManager(BlockPool(num_blocks), 16, RadixIndex(16))
         parts = Parts(kv_manager=kv, scheduler=kind(kv, max_num_seqs=1, max_num_batched_tokens=2048))
-        engine = Engine(model, EngineConfig(num_blocks=num_blocks, prefix_cache="radix"), parts)
+        engine = Engine(model, EngineConfig(num_blocks=num_blocks), parts)
         for i, prompt in enumerate(queue):
             engine.add(prompt, SamplingParams(max_tokens=1, temperature=0), request_id=f"{i}")
         while engine.has_work():

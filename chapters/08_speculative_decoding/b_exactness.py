@@ -239,9 +239,9 @@ assert torch.allclose(out, torch.tensor([float(v) for v in P], dtype=torch.float
 
 # %% [markdown] name="engine-text-run"
 # Now whole requests: temperature and top-p are part of p. The draft's q is filtered the same way, and p decides what may come
-# out. (Penalties belong to p, too, and move the draft's logits by the same counts. A request under a grammar gets only guesses
-# that are known on the host, n-grams for example, cut where the grammar forbids one: the mask of each position depends on the
-# guesses before it.) 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
+# out. (Penalties belong to p, too, and move the draft's logits by the same counts. Under a grammar the mask of each position
+# depends on the guesses before it: so the host sees the guesses first, and a row ends where the grammar forbids one.)
+# 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
 # that followed the most frequent first one, against p:
 
 # %% name="engine-requests"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.parts import FollowsOptions, Parts
 from reference_impl.assembly.speculation import BY_ITSELF, tree_of
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -29,6 +29,7 @@ from reference_impl.interfaces import (
     RunsStages,
     Sampler,
     Scheduler,
+    SwapsOut,
     has_scales,
 )
 
@@ -36,6 +37,19 @@ from reference_impl.interfaces import (
 _BELONGS = (
     ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
     ("page_store", "kv_manager"), ("host_proposer", "scheduler"), ("draft_model", "executor"),
+)  # fmt: skip
+
+# (an option, values of it that ask for nothing, a part): only the engine's own part of this kind reads the option.
+# What a custom scheduler makes of `preemption` and `max_num_batched_tokens` is not looked into: cache and sizing read
+# them, too. Parts.prefix_index is what there is in place of whatever `prefix_cache` names.
+READ_BY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("sampling_noise", ("one-number",), "sampler"), ("sampling_noise", ("one-number",), "executor"),
+    ("acceptance", ("exact",), "executor"), ("batch_invariant", (False,), "executor"),
+    ("graphs", ("auto", "off"), "executor"), ("dependent_launches", ("off",), "executor"),
+    ("attention", ("auto",), "executor"), ("exit_layer", (0,), "executor"),
+    ("memory_percent", (90,), "executor"), ("memory_percent", (90,), "kv_cache"),
+    ("prefix_cache", ("auto", "off"), "kv_manager"),
+    ("admission", ("fill",), "scheduler"), ("adaptive_drafts", ("auto", "off"), "scheduler"),
 )  # fmt: skip
 
 _PROTOCOLS: dict[str, Any] = {
@@ -58,12 +72,22 @@ def check_parts(parts: Parts) -> None:
             )
 
 
-def check_noise(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where another sampler than the engine's own would draw."""
-    if config.sampling_noise != "one-number" and parts.sampler is not None:
+def check_options(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where an option would do nothing, because the only part that reads it is custom."""
+    follows = isinstance(parts.executor, FollowsOptions) and parts.executor.follows_options
+    for option, asks_nothing, owner in READ_BY:
+        asked, given = getattr(config, option), getattr(parts, owner)
+        if given is None or asked in asks_nothing or (follows and owner in ("executor", *_OF_THE_WORKER)):
+            continue
         raise ValueError(
-            f"sampling_noise={config.sampling_noise!r} is for the engine's own sampler, and Parts.sampler, "
-            f"{type(parts.sampler).__name__}, is given: leave one of the two out"
+            f"{option}={asked!r} is for the engine's own {owner}, and Parts.{owner}, {type(given).__name__}, is given: "
+            "leave one of the two out"
+        )
+    manager = parts.kv_manager
+    if config.preemption == "swap" and manager is not None and not isinstance(manager, SwapsOut):
+        raise ValueError(
+            "preemption='swap' needs a KV manager that swaps out (swap_out, see SwapsOut), and Parts.kv_manager, "
+            f"{type(manager).__name__}, does not: use preemption='recompute', or leave the manager out"
         )
 
 

@@ -58,14 +58,20 @@ class EngineConfig:
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
-    position are kept more often, and cost a token each in the step. Requests with penalties have none.
+    position are kept more often, and cost a token each in the step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
     head of a token), "kivi" (int4, but keys have a scale and a least number for each channel of a block; a query reads
     its own block as it is; attention in torch only); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
-    graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
+    graphs: steps in which all rows decode, with guesses or without, are replayed as CUDA graphs; "auto": on a GPU, with
+    our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
+    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of what
+    guesses, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
+    feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
+    and its first guess, Medusa heads, and what draws and verifies guesses. Steps with trees of guesses and
+    batch-invariant ones have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
     model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.grammars.engine import ShowsGuesses
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
 from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner
@@ -90,7 +91,7 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), made.max_model_len,
-        must_follow(c, parts.draft_model),
+        must_follow(c, parts.draft_model), isinstance(made.executor, ShowsGuesses),
     )  # fmt: skip
 
 
@@ -206,8 +207,8 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
         return "batch_invariant computes each token by itself"
     if lookahead_of(made.config) is not None:
         return "speculative='lookahead' lays a tree of guesses out in each step"
-    if draft is not None and not hasattr(draft, "layers"):
-        return f"a {type(draft).__name__} reads hidden states, which a replay does not hand out"
+    if tree_of(made.config) is not None:
+        return f"draft_tree={made.config.draft_tree!r} lays a tree of guesses out in each step"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model
@@ -222,11 +223,16 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
 
 def make_sampler(made: Made) -> Sampler:
+    triton = computes_with_triton(made.model, made.config)
+    if made.config.sampling_noise == "gumbel" and triton:
+        from reference_impl.assembly.triton_gumbel_sampler import sample_with_triton_and_gumbel
+
+        return sample_with_triton_and_gumbel
     if made.config.sampling_noise == "gumbel":
         from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
 
         return sample_with_gumbel
-    if computes_with_triton(made.model, made.config):
+    if triton:
         from reference_impl.assembly.triton_sampler import sample_with_triton
 
         return sample_with_triton

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from reference_impl.annexes.beams.engine import BranchingEngine
 from reference_impl.annexes.biases.engine import BiasingEngine
 from reference_impl.annexes.failing.engine import FailingEngine
-from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
+from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of, shown_guesses
 from reference_impl.annexes.kv_formats.spec import kept_window
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
@@ -205,7 +205,7 @@ class Engine(
 
     def _send_masks(self, ticket: Any, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         assert isinstance(self.executor, TakesMasks)  # or the request would not have been added
-        self.executor.finish(ticket, masks_of(plan, requests))
+        self.executor.finish(ticket, masks_of(plan, requests, shown_guesses(self.executor, ticket, plan, requests)))
 
     def advance(self, flight: Flight) -> None:
         """The step before was collected, whose tokens decide what grammars allow in this one."""

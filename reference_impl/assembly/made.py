@@ -31,8 +31,8 @@ class Made:
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
         checks.check_parts(parts)
         config, parts = with_proposer(config, parts)
-        checks.check_noise(config, parts)
         checks.check_members(parts)
+        checks.check_options(config, parts)
         checks.check_drafts(config, parts)
         self.model, self.config = model, config
         self.max_model_len = sizes.max_model_len(model, config)

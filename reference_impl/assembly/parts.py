@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 Drafts: TypeAlias = "Decoder | FeatureHead | MedusaHeads"
 T = TypeVar("T")
+
+
+@runtime_checkable
+class FollowsOptions(Protocol):
+    """An executor that may have been made with the engine's own options, elsewhere: then none of them is lost."""
+
+    @property
+    def follows_options(self) -> bool: ...
 
 
 @dataclass

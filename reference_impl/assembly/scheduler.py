@@ -42,17 +42,18 @@ def continuous_batching(
     tree: Tree | Growth | None = None,
     max_len: int = 0,
     must_follow: bool = True,
+    shows_guesses: bool = False,
 ) -> Scheduler:
     """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
     (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
     blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
     num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape, or grown so;
-    max_len: then, positions of a request. must_follow: as of `Adapting`.
+    max_len: then, positions of a request. must_follow: as of `Adapting`. shows_guesses: as of `Drafting`.
     """
     policy = FirstCome() if policy is None else policy
     drafting: tuple[type[Scheduler], bool, dict[str, Any]]
-    drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer}
+    drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer, "shows_guesses": shows_guesses}
     drafting = Drafting, num_drafts > 0, drafts
     if adaptive_drafts:
         drafting = Adapting, num_drafts > 0, drafts | {"must_follow": must_follow}

@@ -82,6 +82,7 @@ def split_engine(
             "which gives Parts(proposer=...) or Parts(draft_model=...)"
         )
     worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts, quantization))
+    worker.follows_options = True
     try:
         planned = _as_there(config, worker.facts)
         elsewhere: Any = _Elsewhere()

@@ -14,12 +14,14 @@ from reference_impl.annexes.kv_formats.open_blocks import keeps_open_blocks
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
+from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.feature_graphs import FeatureGraphRun, FeatureGraphWorker
 from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
-from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
+from reference_impl.annexes.speculative.masked import MaskedDraftRun
+from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
@@ -43,7 +45,7 @@ from reference_impl.interfaces import (
 )
 
 
-class FullRun(DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
+class FullRun(MaskedDraftRun, DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
     """In this order: guesses are part of the batch; scores are biased, penalised, then masked; a prompt's scores need
     all logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
 
@@ -112,11 +114,11 @@ class GuessingRun(ModelDraftRun, FullRun):
     worker: GuessingExecutor
 
 
-class FeatureGuessingRun(FeatureRun, FullRun):
+class FeatureGuessingRun(FeatureGraphRun, FullRun):
     worker: FeatureGuessingExecutor
 
 
-class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
+class FeatureGuessingExecutor(FeatureGraphWorker, LocalExecutor):
     """With a feature head, or Medusa heads, too: they are given the hidden states of all rows, behind the model."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
@@ -146,7 +148,7 @@ class LookaheadExecutor(LookaheadWorker, LocalExecutor):
         return LookaheadGuessingRun(self, step, batch, now) if batch.drafts else super().run_of(step, batch, now)
 
 
-class GuessingExecutor(ModelDraftWorker, LocalExecutor):
+class GuessingExecutor(DraftGraphWorker, LocalExecutor):
     """With a draft model, too: it computes all rows. Or with the model's own first layers, which compute those that get
     guesses."""
 

@@ -11,6 +11,10 @@ A program owns a row and walks over it several times; it writes nothing but the 
 Mass is a whole number of 2^-40, computed in float32 by steps that round the same everywhere (the twin says how). So
 sums are exact in any order, and the kernel chooses its twin's token, always. u is Philox 4x32-10 (Salmon et al. 2011).
 
+With noise (NOISE) steps 4 and 5 are one walk: every token that is left has a number of its own, and the largest of
+-log(-log u) - distance is chosen (Gumbel 1954). A counter gives four numbers, for four tokens side by side. Both
+logarithms are of float32, by a series in a fixed order, so that the twin's token is chosen here, too.
+
 Passes: 1 if greedy; at most 3 without top-k and top-p; 8 more for top-k and 9 for top-p. A pass reads vocab_size x b
 bytes, 304 KB for 151,936 tokens in bf16; after the first pass they come from the L2, if all rows fit there. The
 passes for a mass take about 30 float operations and some 64-bit additions per token, those of step 3 only for tiles
@@ -67,6 +71,41 @@ def token_mass(distance):
 
 
 @triton.jit
+def _series(f, halvings):
+    """log((1 + f) 2^halvings), 1 + f from sqrt(1/2) to sqrt(2); the twin explains it."""
+    s = tl.div_rn(f, f + 2.0)
+    z = s * s
+    w = z * z
+    rest = z * (w * 0.28498786688 + 0.66666662693) + w * (w * 0.24279078841 + 0.40000972152)
+    half = f * f * 0.5
+    return ((halvings * 9.0580006145e-06 + s * (half + rest)) - half + f) + halvings * 6.9313812256e-01
+
+
+@triton.jit
+def _reduced(x):
+    """(f, halvings) of `_series`, of a positive x."""
+    bits = x.to(tl.int32, bitcast=True) + 0x4AFB0D
+    f = ((bits & 0x7FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True) - 1.0
+    return f, ((bits >> 23) - 127).to(tl.float32)
+
+
+@triton.jit
+def token_noise(seed, sample_index, position, start, BLOCK: tl.constexpr):
+    """-log(-log u) of the tokens from `start` on, float32."""
+    block = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zero = block & 0
+    c0, c1 = zero + position.to(tl.uint32), zero + sample_index.to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(seed, c0, c1, block, zero + 1)
+    word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # w0, w1, w2, w3 of the first, of the second, ..
+    below = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 - u
+    f, halvings = _reduced((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10)
+    near = below < 0.25  # to 1: there u has lost digits that 1 - u has
+    waiting = -_series(tl.where(near, -below, f), tl.where(near, 0.0, halvings))
+    f, halvings = _reduced(waiting)
+    return -_series(f, halvings)
+
+
+@triton.jit
 def _portion(total, units):
     """total x units / 2^24, rounded down, without leaving 64 bits."""
     return (total >> 24) * units + (((total & 0xFFFFFF) * units) >> 24)
@@ -112,7 +151,7 @@ def _total(logits, largest, temperature, edge, ties, lowest, VOCAB: tl.constexpr
 @triton.jit
 def _sample_tokens(
     logits, tokens, temperature, top_k, top_p, min_p, seed, sample_index, position, stride_logits,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr, PDL: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr, NOISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -144,24 +183,41 @@ def _sample_tokens(
             ties = tl.cdiv(need - less, token_mass(edge.to(tl.float32, bitcast=True)))
 
         lowest = (tl.load(min_p + row).to(tl.float32) * 1099511627776.0).to(tl.int64)
-        total = _total(logits, largest, t, edge, ties, lowest, VOCAB, BLOCK)
-        word = random_word(tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row))
-        target = _portion(total, 2 * (word >> 9).to(tl.int64) + 1)  # u = (2 n + 1) / 2^24
-        before, seen, start = none, none, 0
-        while start < VOCAB:
-            distance = _distance(logits, start + tl.arange(0, BLOCK), largest, t, VOCAB)
-            key, mass = distance.to(tl.int32, bitcast=True), token_mass(distance)
-            tie = (key == edge).to(tl.int64)
-            kept = (key < edge) | ((tie == 1) & (seen + tl.cumsum(tie, 0) <= ties))
-            mass = tl.where(kept & (mass >= lowest), mass, 0)
-            above = tl.sum((before + tl.cumsum(mass, 0) > target).to(tl.int32), 0)
-            if above > 0:
-                token = start + BLOCK - above
-                start = VOCAB
-            else:
-                before += tl.sum(mass, 0)
+        s, n, at_position = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
+        before, seen = none, none
+        if NOISE:
+            best, at = tl.full([BLOCK], float("-inf"), tl.float32), tl.arange(0, BLOCK)
+            for start in range(0, VOCAB, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                distance = _distance(logits, column, largest, t, VOCAB)
+                key, mass = distance.to(tl.int32, bitcast=True), token_mass(distance)
+                tie = (key == edge).to(tl.int64)
+                kept = (key < edge) | ((tie == 1) & (seen + tl.cumsum(tie, 0) <= ties))
+                kept = kept & (mass >= lowest) & (mass > 0)
+                score = tl.where(kept, token_noise(s, n, at_position, start, BLOCK) - distance, float("-inf"))
+                at = tl.where(score > best, column, at)
+                best = tl.maximum(best, score)
                 seen += tl.sum(tie, 0)
-                start += BLOCK
+            token = tl.min(tl.where(best == tl.max(best, 0), at, VOCAB), 0)
+        else:
+            total = _total(logits, largest, t, edge, ties, lowest, VOCAB, BLOCK)
+            word = random_word(s, n, at_position)
+            target = _portion(total, 2 * (word >> 9).to(tl.int64) + 1)  # u = (2 n + 1) / 2^24
+            start = 0
+            while start < VOCAB:
+                distance = _distance(logits, start + tl.arange(0, BLOCK), largest, t, VOCAB)
+                key, mass = distance.to(tl.int32, bitcast=True), token_mass(distance)
+                tie = (key == edge).to(tl.int64)
+                kept = (key < edge) | ((tie == 1) & (seen + tl.cumsum(tie, 0) <= ties))
+                mass = tl.where(kept & (mass >= lowest), mass, 0)
+                above = tl.sum((before + tl.cumsum(mass, 0) > target).to(tl.int32), 0)
+                if above > 0:
+                    token = start + BLOCK - above
+                    start = VOCAB
+                else:
+                    before += tl.sum(mass, 0)
+                    seen += tl.sum(tie, 0)
+                    start += BLOCK
     tl.store(tokens + row, token.to(tl.int64))
 
 
@@ -174,6 +230,8 @@ def sample_tokens(
     seed: Tensor,
     sample_index: Tensor,
     position: Tensor,
+    *,
+    noise: bool = False,
 ) -> Tensor:
     """Twin of `reference.sample_tokens`, equal token by token, which documents shapes and meanings."""
     rows, vocab_size = logits.shape
@@ -186,7 +244,7 @@ def sample_tokens(
     tile, options = tile_of(vocab_size, architecture())
     launch(
         _sample_tokens, (rows,), logits, tokens, *parameters, logits.stride(0),
-        VOCAB=vocab_size, options=options, **tile,
+        VOCAB=vocab_size, NOISE=noise, options=options, **tile,
     )  # fmt: skip
     return tokens
 

@@ -58,6 +58,7 @@ class _Skipping:
         self.clock = WallClock()
 
     max_in_flight = 1
+    follows_options = True  # the real one is made with them
 
     def submit(self, step: Step) -> Reply:
         assert self.real is not None

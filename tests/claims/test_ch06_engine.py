@@ -192,7 +192,7 @@ def test_longest_match_first_computes_each_text_once_in_a_small_cache_and_serves
     for kind in (Scheduler, LongestMatchFirst):
         kv = KVManager(BlockPool(9), 16, RadixIndex(16))
         scheduler = kind(kv, max_num_seqs=1, max_num_batched_tokens=2048)
-        config = EngineConfig(num_blocks=9, prefix_cache="radix")
+        config = EngineConfig(num_blocks=9)
         engine = Engine(model, config, Parts(kv_manager=kv, scheduler=scheduler))
         for i, prompt in enumerate(queue):
             engine.add(prompt, SamplingParams(max_tokens=1, temperature=0), request_id=f"{i}")

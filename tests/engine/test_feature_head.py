@@ -48,7 +48,7 @@ def random_head(layer: Any) -> FeatureHead:
     weight[:, 32:] += torch.eye(32)
     fc.load("fc", "weight", weight)
     embed_norm = 1 + 0.2 * torch.randn(32, generator=random, dtype=torch.float64)
-    return FeatureHead(copy.deepcopy(layer), fc, embed_norm.to(layer.dtype))  # it changes the layer, which tests share
+    return FeatureHead(copy.copy(layer), fc, embed_norm.to(layer.dtype))  # it changes the layer, which tests share
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from reference_impl.annexes.speculative.rejection import is_exact
+from reference_impl.annexes.speculative.tree_growing import Noise
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.gumbel_sampler import CalledGumbelSampler, sample_with_gumbel
@@ -121,6 +122,25 @@ def test_of_seeded_requests_more_guesses_of_a_model_are_kept_than_with_one_numbe
         serve(engine, {f"r{i}": SamplingParams(max_tokens=60, seed=i) for i in range(12)})
         kept[noise] = DraftUse.of(engine.trace.steps()).acceptance
     assert kept["gumbel"] > kept["one-number"] + 0.05
+
+
+@pytest.mark.parametrize("tree", ["dynamic,2,3", "dynamic,3,2"])
+def test_a_tree_that_is_grown_by_the_positions_numbers_is_kept_more(
+    large, random_model, tree: str, monkeypatch
+) -> None:
+    """Than one of the head's likeliest tokens; of requests with a seed, whose texts are the same."""
+    head = random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))
+    asked = {f"r{i}": SamplingParams(max_tokens=40, seed=i, temperature=1.3, top_k=30) for i in range(6)}
+    found, kept = [], []
+    for by_numbers in (True, False):
+        if not by_numbers:
+            monkeypatch.setattr(Noise, "of", lambda *_: None)
+        config = EngineConfig(num_blocks=200, speculative="eagle", draft_tree=tree, **GUMBEL)
+        engine = Engine(large, config, Parts(draft_model=head))
+        found.append({name: request.tokens for name, request in serve(engine, asked).items()})
+        kept.append(DraftUse.of(engine.trace.steps()).num_accepted_tokens)
+    assert found[0] == found[1]
+    assert kept[0] > 1.2 * kept[1]
 
 
 def test_requests_without_a_seed_are_verified_by_rejection_unless_a_choose_is_ones_own() -> None:

@@ -141,7 +141,7 @@ def test_the_text_is_that_of_plain_decoding(
     )  # fmt: skip
     check_texts_when_preempted(engine, plain)
     kept = [found for step in kept_of(engine) for found in step.items()]
-    assert not any("penalised" in request for request, _ in kept)
+    assert any("penalised" in request for request, _ in kept)
     assert max(num for _, (num, _) in kept) > 0
 
 

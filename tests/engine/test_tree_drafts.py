@@ -79,7 +79,7 @@ def test_the_text_is_that_of_plain_decoding(
     )  # fmt: skip
     check_texts_when_preempted(engine, plain)
     kept = [found for step in kept_of(engine) for found in step.items()]
-    assert not any("penalised" in request for request, _ in kept)
+    assert {request for request, _ in kept} >= {"penalised", "drawn, penalised"}
     shape = Growth.of(TREES[name]) if name == "grown" else Tree.of(TREES[name])
     levels, nodes = shape.num_levels, shape.num_nodes
     assert 0 < max(num for _, (num, _) in kept) <= levels
@@ -95,15 +95,17 @@ def test_more_candidates_are_kept_more_often(target, head) -> None:
     assert steps[1, 1] > steps[2, 2] > steps[6, 4]
 
 
-@pytest.mark.parametrize("name", ["chain", "uneven"])
-def test_a_chain_keeps_what_a_chain_of_guesses_keeps(target, head, name: str) -> None:
-    """And a tree whose first path is that chain no fewer."""
-    found = []
-    for options in ({"num_drafts": 3}, with_tree(TREES[name])):
+@pytest.mark.parametrize("asked", ["greedy", "penalised"])
+@pytest.mark.parametrize("name", ["chain", "uneven", "grown"])
+def test_a_chain_keeps_what_a_chain_of_guesses_keeps(target, head, name: str, asked: str) -> None:
+    """Whose guesses count those before them as written. And a tree whose first path is that chain keeps no fewer."""
+    found, trees = [], TREES | {"grown": "dynamic,1,3"}
+    for options in ({"num_drafts": 3}, with_tree(trees[name])):
         engine = Engine(target, EngineConfig(num_blocks=64, prefix_cache="off", **options), Parts(draft_model=head))
-        serve(engine, {"greedy": PURE["greedy"]})
+        serve(engine, {asked: {**ASKED, **PURE}[asked]})
         found.append([num for step in kept_of(engine) for num, _ in step.values()])
-    if name == "chain":
+    assert sum(found[0]) or asked == "greedy"
+    if name != "uneven":
         assert found[0] == found[1]
     else:
         assert sum(found[1]) / len(found[1]) >= sum(found[0]) / len(found[0])
@@ -300,6 +302,7 @@ FEW = 1500  # texts
 FREE: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.6}, "top_k": {"top_k": 3}, "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.2, "temperature": 1.2},
+    "penalties": {"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5},
 }  # fmt: skip
 
 
@@ -338,10 +341,11 @@ def expected(small: Any, one_shot: Callable) -> Callable[[str], dict[tuple[int, 
     return of
 
 
-def free_texts(small: Any, head: FeatureHead, name: str, tree: Any) -> list[tuple[int, ...]]:
+def free_texts(small: Any, head: FeatureHead, name: str, tree: Any, **options: Any) -> list[tuple[int, ...]]:
     config = EngineConfig(
-        num_blocks=9000, block_size=4, max_num_seqs=1000, seed=1, max_num_batched_tokens=20000, **with_tree(tree)
-    )
+        num_blocks=9000, block_size=4, max_num_seqs=1000, seed=1, max_num_batched_tokens=20000, **with_tree(tree),
+        **options,
+    )  # fmt: skip
     engine = Engine(small, config, Parts(draft_model=head))
     members = texts_of(engine, SamplingParams(n=FEW, max_tokens=LENGTH, logprobs=0, **FREE[name]))
     for member in members:
@@ -355,11 +359,18 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any) -> list[tupl
     [("temperature", "usual", (2, 2)), ("temperature", "broken", (3, 2)), ("top_k", "usual", (4,)),
      ("top_p", "usual", ((0,), (1,), (0, 0), (0, 1), (1, 0))), ("min_p", "usual", "dynamic,2,2"),
      ("temperature", "few", (2, 2)), ("top_k", "few", "dynamic,3,2"), ("temperature", "few", (4,)),
-     ("temperature", "broken", "dynamic,2,2"), ("top_k", "usual", "dynamic,4,1")],
+     ("temperature", "broken", "dynamic,2,2"), ("top_k", "usual", "dynamic,4,1"), ("penalties", "usual", (2, 2)),
+     ("penalties", "usual", "dynamic,2,2")],
 )  # fmt: skip
 def test_texts_are_distributed_as_the_targets(small, heads, expected, name: str, kind: str, tree: Any) -> None:
     """Of three likeliest tokens four are guessed, too: the last one then is any."""
     assert p_value(free_texts(small, heads[kind], name, tree), expected(name)) > ALPHA
+
+
+@pytest.mark.parametrize(("name", "tree"), [("penalties", "dynamic,2,2"), ("top_k", (2, 2))])
+def test_with_gumbel_noise_texts_are_distributed_as_the_targets(small, heads, expected, name: str, tree: Any) -> None:
+    texts = free_texts(small, heads["usual"], name, tree, sampling_noise="gumbel")
+    assert p_value(texts, expected(name)) > ALPHA
 
 
 def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, expected, monkeypatch) -> None:
@@ -479,7 +490,7 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
         ({"draft_tree": "dynamic,0,2"}, "got width 0 and 2 levels"),
         ({"draft_tree": "dynamic,3,2", "num_drafts": 13}, "expected 2 to 12 guesses .* got 13"),
         ({"draft_tree": "dynamic,4,4", "num_drafts": 9}, "expected 11 to 52 guesses .* got 9"),
-        ({"draft_tree": (2, 2), "graphs": "on"}, "a FeatureHead reads hidden states"),
+        ({"draft_tree": (2, 2), "graphs": "on"}, r"draft_tree=\(2, 2\) lays a tree of guesses out"),
     ],
 )
 def test_options_that_cannot_be_combined_are_refused(target, head, options: dict[str, Any], expected: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reference_impl.annexes.graphs import graphs as graphs_module
 from reference_impl.annexes.graphs.graphs import Graphs
 from reference_impl.annexes.speculative import worker as worker_module
+from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.assembly import defaults
@@ -174,6 +175,7 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
             return guess(self, *given)
 
     monkeypatch.setattr(DraftModel, "guess", watched)
+    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "n": 2}]
     work = [
@@ -210,6 +212,7 @@ def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_noth
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
     draft = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
     monkeypatch.setattr(DraftModel, "guess", watched(DraftModel.guess))
+    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)
     monkeypatch.setattr(worker_module, "verified", watched(worker_module.verified))
     monkeypatch.setattr(worker_module, "filtered", watched(worker_module.filtered))
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.annexes.gumbel.sampler import GumbelSampler, exponentials
 from reference_impl.assembly.sampler import probabilities
 from reference_impl.core.philox import philox, uniform
 from reference_impl.core.sampler import draw
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import sampling as twin
-from reference_impl.kernels.sample_tokens import random_word, sample_tokens, token_mass
+from reference_impl.kernels.sample_tokens import random_word, sample_tokens, token_mass, token_noise
 from tests.kernels.paged import DEVICE
 
 ON_GPU = torch.cuda.is_available()
@@ -68,10 +70,10 @@ def spread(rows: int) -> Tensor:
     return torch.tensor([next(i for i, x in enumerate(u) if int(x * rows) == part) for part in range(rows)])
 
 
-def checked(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
-    found = sample_tokens(logits, **given)
+def checked(logits: Tensor, given: dict[str, Tensor], noise: bool = False) -> Tensor:
+    found = sample_tokens(logits, **given, noise=noise)
     assert found.dtype is torch.int64
-    assert torch.equal(found, reference.sample_tokens(logits, **given))
+    assert torch.equal(found, reference.sample_tokens(logits, **given, noise=noise))
     return found
 
 
@@ -120,32 +122,79 @@ def test_masses_are_the_twins_bit_by_bit_and_exp_within_float32() -> None:
     assert found[6] == found[7] == 0
 
 
+BOTH = pytest.mark.parametrize("noise", [False, True], ids=["one number", "noise"])
+
+
+@BOTH
 @pytest.mark.parametrize("vocab_size", [1, 2, 7, 64, 100, 333])
-def test_the_kernel_chooses_what_its_twin_chooses(vocab_size) -> None:
+def test_the_kernel_chooses_what_its_twin_chooses(vocab_size, noise: bool) -> None:
     rows = 2000 if ON_GPU else 12
-    checked(random_logits(rows, vocab_size, vocab_size), parameters(rows, vocab_size))
+    checked(random_logits(rows, vocab_size, vocab_size), parameters(rows, vocab_size), noise)
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [2048, 4097, 10000])
-def test_vocabularies_of_several_tiles(vocab_size, dtype) -> None:
+def test_vocabularies_of_several_tiles(vocab_size, dtype, noise: bool) -> None:
     rows = 500 if ON_GPU else 2
     given = parameters(rows, 1, temperature=1.0)
-    checked(random_logits(rows, vocab_size, 2).to(dtype), given)
+    checked(random_logits(rows, vocab_size, 2).to(dtype), given, noise)
 
 
-def test_the_vocabulary_of_qwen() -> None:
+@BOTH
+def test_the_vocabulary_of_qwen(noise: bool) -> None:
     rows = 64 if ON_GPU else 1
-    checked(random_logits(rows, 151936), parameters(rows, temperature=1.0, top_k=0, top_p=0.9, min_p=0.0))
+    checked(random_logits(rows, 151936), parameters(rows, temperature=1.0, top_k=0, top_p=0.9, min_p=0.0), noise)
 
 
-def test_tokens_that_tie_at_the_edge_of_a_tile() -> None:
+@BOTH
+def test_tokens_that_tie_at_the_edge_of_a_tile(noise: bool) -> None:
     """Thousands of equal scores: the ones kept end in the middle of the second tile."""
     rows = 200 if ON_GPU else 2
     logits = torch.zeros(rows, 9000, device=DEVICE)
     logits[:, 5:8000:7] = 1.0
     for chosen in ({"top_k": 6000, "top_p": 1.0}, {"top_k": 0, "top_p": 0.7}, {"top_k": 7000, "top_p": 0.7}):
-        checked(logits, parameters(rows, temperature=1.0, min_p=0.0, **chosen))
+        checked(logits, parameters(rows, temperature=1.0, min_p=0.0, **chosen), noise)
+
+
+@triton.jit
+def _noises(seed, sample, position, out, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    for start in range(0, N, BLOCK):
+        found = token_noise(tl.load(seed + row), tl.load(sample + row), tl.load(position + row), start, BLOCK)
+        tl.store(out + row * N + start + tl.arange(0, BLOCK), found)
+
+
+def test_noise_is_the_twins_bit_by_bit_and_that_of_float64_to_rounding() -> None:
+    rows, size = (4000 if ON_GPU else 40), 256
+    given = [parameters(rows, 5)[name] for name in ("seed", "sample_index", "position")]
+    found = torch.empty(rows, size, device=DEVICE)
+    _noises[rows,](*given, found, N=size, BLOCK=64, enable_fp_fusion=False)
+    assert torch.equal(found, twin.token_noise(*given, size))
+    exact = -exponentials(*(t.cpu() for t in given), size).log()
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=3e-7, atol=3e-7)
+
+
+def test_noise_is_right_to_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """u next to 0 and to 1, and where its logarithm begins to be computed from 1 - u."""
+    words = [0, 1, 2**24, 2**31, 3 * 2**30 - 1, 3 * 2**30, 3 * 2**30 + 1, 2**32 - 2, 2**32 - 1]
+    monkeypatch.setattr(twin, "token_words", lambda *_: torch.tensor([words]))
+    found = twin.token_noise(*[torch.zeros(1).long()] * 3, len(words))[0]
+    exact = [-math.log(-math.log1p(-(2**32 - 1 - word + 0.5) / 2**32)) for word in words]
+    assert found.tolist() == pytest.approx(exact, rel=3e-7, abs=3e-7)
+
+
+def test_with_noise_the_twin_chooses_what_the_sampler_in_torch_does_unless_two_are_close() -> None:
+    rows, vocab_size = 3000, 200
+    logits = 4 * torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(5))
+    given = {name: value.cpu() for name, value in parameters(rows, 3).items()}
+    given["top_p"].fill_(1.0)  # at whose edge rounding decides, too
+    found = reference.sample_tokens(logits, **given, noise=True)
+    columns = {**given, "sample_positions": given["position"]}
+    expected = GumbelSampler().choose(logits.double(), columns)
+    different = found != expected
+    assert different.float().mean() < 0.001
+    assert len(expected.unique()) > 150
 
 
 def test_the_twin_chooses_what_the_sampler_chooses_unless_u_is_at_an_edge() -> None:
@@ -176,14 +225,15 @@ def test_the_twin_chooses_what_the_sampler_chooses_unless_u_is_at_an_edge() -> N
     assert len(expected.unique()) > 150
 
 
+@BOTH
 @pytest.mark.parametrize("choose", [reference.sample_tokens] + [sample_tokens] * ON_GPU)  # interpreted: minutes
-def test_tokens_come_up_as_often_as_they_should(choose) -> None:
+def test_tokens_come_up_as_often_as_they_should(choose, noise: bool) -> None:
     """Chi-square against the exact distribution in float64; a deviation this large has a probability under 1e-4."""
     count = 40000
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 1.0, 0.3, -8.0], device=DEVICE)
     for seed, chosen in enumerate(({"top_k": 0, "top_p": 1.0}, {"top_k": 6, "top_p": 0.9})):
         given = parameters(count, temperature=0.8, min_p=0.01, seed=7 + seed, sample_index=0, **chosen)
-        counts = choose(logits.expand(count, 8), **given).bincount(minlength=8).double().cpu()
+        counts = choose(logits.expand(count, 8), **given, noise=noise).bincount(minlength=8).double().cpu()
         params = SamplingParams(temperature=0.8, min_p=0.01, **chosen)
         expected = probabilities(logits.double().cpu()[None], [params])[0] * count
         possible = expected > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from reference_impl.annexes.gumbel.sampler import OF_TOKENS, exponentials
+from reference_impl.annexes.gumbel.sampler import exponentials
 from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.philox import philox
@@ -24,7 +24,7 @@ from tests.sampling.test_sampler import CASES, LOGITS, plain_probabilities, requ
 def numbers(seed: int, sample_index: int, position: int, vocab_size: int) -> np.ndarray:
     """u of each token, by the generator on the host."""
     low = 2**32 - 1
-    counters = [(position & low, sample_index & low, token // 4, OF_TOKENS) for token in range(vocab_size)]
+    counters = [(position & low, sample_index & low, token // 4, 1) for token in range(vocab_size)]
     key = np.array([[seed & low], [seed >> 32 & low]], np.uint64).repeat(vocab_size, 1)
     words = philox(np.array(counters, np.uint64).T, key)
     return (words[np.arange(vocab_size) % 4, np.arange(vocab_size)].astype(np.float64) + 0.5) / 2**32

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -12,9 +15,15 @@ if not torch.cuda.is_available():
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
 from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.triton_gumbel_sampler import CalledTritonGumbelSampler, sample_with_triton_and_gumbel
 from reference_impl.assembly.triton_sampler import sample_with_triton
+from reference_impl.core.sampler import SETTINGS, settings_of
+from reference_impl.core.staging import to_device
 from reference_impl.interfaces import Request, SamplingParams
+from tests.executor.dense import dense_engine, dense_model
+from tests.executor.tape import recorder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PARAMS = [
@@ -25,7 +34,11 @@ PARAMS = [
 ]  # fmt: skip
 
 
-def test_tokens_and_logprobs_are_those_of_torch() -> None:
+PAIRS = [(sample, sample_with_triton), (sample_with_gumbel, sample_with_triton_and_gumbel)]
+
+
+@pytest.mark.parametrize(("in_torch", "with_kernel"), PAIRS, ids=["one number", "noise"])
+def test_tokens_and_logprobs_are_those_of_torch(in_torch: Any, with_kernel: Any) -> None:
     """Also with seeds of 64 bits and several samples; every row has its own parameters."""
     chance, requests = random.Random(0), []
     for number in range(3 * len(PARAMS)):
@@ -34,7 +47,7 @@ def test_tokens_and_logprobs_are_those_of_torch() -> None:
         params = SamplingParams(**PARAMS[number % len(PARAMS)])  # type: ignore[arg-type]
         requests.append(Request(str(number), prompt, 1, params, seed, 0.0, sample_index=number % 3))
     logits = 4 * torch.randn(len(requests), 90, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    expected, found = sample(logits, requests), sample_with_triton(logits, requests)
+    expected, found = in_torch(logits, requests), with_kernel(logits, requests)
     assert found.tokens == expected.tokens
     assert found.logprobs == expected.logprobs
     assert len(set(found.tokens)) > 5
@@ -42,5 +55,36 @@ def test_tokens_and_logprobs_are_those_of_torch() -> None:
 
 def test_the_engine_samples_with_the_kernel_if_it_computes_with_triton(random_model) -> None:
     model = random_model("float32", device=DEVICE)
-    for name, expected in (("triton", sample_with_triton), ("torch", sample)):
-        assert Engine(model, EngineConfig(attention=name)).executor.sampler is expected  # type: ignore[arg-type]
+    for (in_torch, with_kernel), noise in zip(PAIRS, ("one-number", "gumbel"), strict=True):
+        for name, expected in (("triton", with_kernel), ("torch", in_torch)):
+            config = EngineConfig(attention=name, sampling_noise=noise)  # type: ignore[arg-type]
+            assert Engine(model, config).executor.sampler is expected
+
+
+def test_with_noise_the_kernel_stands_in_a_replay_and_trees_ask_it_for_ranks(random_model) -> None:
+    """What it chooses is the first of the ranks."""
+
+    class OfFloat32(CalledTritonGumbelSampler):  # the kernel takes no float64
+        def choose(self, scores: torch.Tensor, t: Any) -> torch.Tensor:
+            return super().choose(scores.float(), t)
+
+    assert sample_with_triton_and_gumbel.captures
+    model = dense_model(random_model("float64", device=DEVICE, num_hidden_layers=1))
+    texts = []
+    for graphs in (False, True):
+        engine = dense_engine(model, OfFloat32(), block_size=4, num_blocks=40, max_num_seqs=4)
+        if graphs:
+            engine.executor.use_graphs(recorder(), 4, engine.max_model_len)
+        requests = [engine.add([3] * n, SamplingParams(max_tokens=4, seed=n, top_k=20), f"r{n}") for n in (3, 5, 9)]
+        while engine.has_work():
+            engine.step()
+        texts.append([request.output_tokens for request in requests])
+        if graphs:
+            assert {key.samples for key in engine.executor.graphs._graphs} == {True}
+    assert texts[0] == texts[1]
+    logits = 3 * torch.randn(6, 40, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    settings = np.array([settings_of(SamplingParams(top_k=9), seed, 0) for seed in range(6)], SETTINGS)
+    columns = sample_with_triton_and_gumbel.columns(settings, np.arange(6))
+    t = to_device({**columns, "sample_positions": np.arange(6)}, torch.device(DEVICE))
+    ranks = sample_with_triton_and_gumbel.ranked(logits, t, 3)
+    assert ranks[:, 0].tolist() == sample_with_triton_and_gumbel.choose(logits, t).tolist()

@@ -1,7 +1,8 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
-step before; so with several steps in flight they are sent when that step is collected. Guesses that are known on the
-host may stand in such a row, as far as the grammar allows them: each of its positions has a mask of its own.
+step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
+row, as far as the grammar allows them: each of its positions has a mask of its own. Those of the host are cut before
+the step is planned; those of the worker are made with it, asked for, and cut by how many masks there are.
 
 `announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
 """
@@ -10,8 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
+
+
+@runtime_checkable
+class ShowsGuesses(Protocol):
+    """An executor whose guesses the host can see before it sends masks."""
+
+    def guesses(self, ticket: Any) -> Sequence[Sequence[int]]:
+        """Of each row of a step that waits for masks. Waits for what guesses, and not for the model."""
+        ...
+
+
+def shown_guesses(executor: Executor, ticket: Any, plan: StepPlan, requests: Mapping[str, Request]) -> Any:
+    """As of `masks_of`, where masks depend on the worker's guesses."""
+    asks = [row.num_drafts and not row.drafts and requests[row.request_id].grammar is not None for row in plan.rows]
+    if not any(asks):
+        return None
+    assert isinstance(executor, ShowsGuesses)  # or there would be none in such a row
+    return executor.guesses(ticket)
 
 
 def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
@@ -29,11 +49,12 @@ def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> St
     return replace(step, takes_masks=True) if takes_masks else step
 
 
-def masks_of(plan: StepPlan, requests: Mapping[str, Request]) -> Masks:
-    """What each row may sample now. A request that has ended by now has no use for its own. TypeError for a grammar
-    that gives no bytes."""
+def masks_of(plan: StepPlan, requests: Mapping[str, Request], guesses: Sequence[Sequence[int]] | None = None) -> Masks:
+    """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
+    each row; masks are then those behind guesses that the grammar allows, and no more. TypeError for a grammar that
+    gives no bytes."""
     masks: list[bytes | None] = []
-    for row in plan.rows:
+    for number, row in enumerate(plan.rows):
         request, mask = requests[row.request_id], None
         if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED:
             mask = request.grammar.allowed(output := list(request.output_tokens))
@@ -42,8 +63,9 @@ def masks_of(plan: StepPlan, requests: Mapping[str, Request]) -> Masks:
                 raise TypeError(
                     f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
                 )
-            for i in range(len(row.drafts)):  # behind each guess its own
-                mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
+            drafts = row.drafts if guesses is None or row.drafts else allowed_guesses(request, guesses[number])
+            for i in range(len(drafts)):  # behind each guess its own
+                mask += request.grammar.allowed([*output, *drafts[: i + 1]])
         masks.append(mask)
     return Masks(plan.step_id, tuple(masks))
 

@@ -50,11 +50,16 @@ class MaskRun(StepRun):
                 first = place
             given, vocab = masks.rows[self.batch.order[row]], self.worker.model.config.vocab_size
             if given is not None:
-                mask = one_of(given, place - first, 1 + (self.batch.drafts[row] if self.batch.drafts else 0))
+                number = self.num_masks(row, given)
+                mask = one_of(given, min(place - first, number - 1), number)
                 check_mask(mask, vocab, self.batch.request_ids[row])
                 rows.append(place)
                 found.append(mask)
         self.allowed = Allowed(rows, found)
+
+    def num_masks(self, row: int, given: bytes) -> int:
+        """That a row of the batch should have, one behind another."""
+        return 1 + (self.batch.drafts[row] if self.batch.drafts else 0)
 
     def sample(self) -> None:
         if self.allowed is not None:

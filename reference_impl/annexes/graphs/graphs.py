@@ -128,7 +128,8 @@ class Graphs:
     """One graph per key, captured when it is first needed.
 
     compute(host, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
-    arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was.
+    arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was. hidden():
+    [num_tokens, size] of what was computed last, hidden states that are read behind the replay; None: they are not.
     padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence.
     num_drafts: that a row usually has. limit: how many graphs, then the one that was not used for longest goes; None:
     LIMIT, or as many as there are `keys`.
@@ -145,13 +146,14 @@ class Graphs:
         recorder: Recorder,
         limit: int | None = None,
         num_drafts: int = 0,
+        hidden: Callable[[], Tensor | None] = lambda: None,
     ):
-        self.compute, self.ran, self.padding, self.recorder = compute, ran, padding, recorder
+        self.compute, self.ran, self.padding, self.recorder, self.hidden = compute, ran, padding, recorder, hidden
         self.max_rows, self.max_len, self.device, self.num_drafts = max_rows, max_len, device, num_drafts
         self.limit = max(LIMIT, len(self.keys())) if limit is None else limit
         self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
-        # {tokens per row: [max_rows x tokens per row, vocab_size]}, of all graphs: a step's are read before the next.
-        self._logits: dict[int, Tensor] = {}
+        # {(what, tokens per row): [max_rows x tokens per row, size]}, of all graphs: a step's are read before the next.
+        self._given: dict[tuple[str, int], Tensor] = {}
 
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
@@ -192,6 +194,10 @@ class Graphs:
         graph.replay()
         return graph.out, graph.tensors, graph.ran
 
+    def hidden_of(self, key: GraphKey) -> Tensor:
+        """[key.num_tokens, size], of a run of this key. Valid until the next run."""
+        return self._given["hidden", key.tokens_per_row][: key.num_tokens]
+
     def _capture(self, key: GraphKey, arrays: Arrays) -> _Graph:
         layout = Layout.of(arrays)
         memory = packed(arrays, layout, pinned=self.device.type == "cuda").to(self.device, non_blocking=True)
@@ -216,12 +222,16 @@ class Graphs:
 
     def _output(self, host: HostBatch, tensors: Mapping[str, Tensor], key: GraphKey) -> Tensor:
         found = self.compute(host, tensors, key.samples)
-        if key.samples:
-            return found
-        each = key.tokens_per_row
-        if each not in self._logits:
-            self._logits[each] = found.new_empty(self.max_rows * each, found.shape[1])
-        return self._logits[each][: key.num_tokens].copy_(found)
+        if (hidden := self.hidden()) is not None:
+            self._give("hidden", hidden, key)
+        return found if key.samples else self._give("logits", found, key)
+
+    def _give(self, what: str, found: Tensor, key: GraphKey) -> Tensor:
+        """A copy, made in the graph, where no graph's intermediate memory is."""
+        at = what, key.tokens_per_row
+        if at not in self._given:
+            self._given[at] = found.new_empty(self.max_rows * key.tokens_per_row, found.shape[1])
+        return self._given[at][: key.num_tokens].copy_(found)
 
 
 def rows_bucket(rows: int, max_rows: int) -> int:

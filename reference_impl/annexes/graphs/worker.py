@@ -46,7 +46,7 @@ class GraphWorker(Worker):
         this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
-            self.model.device, recorder, num_drafts=num_drafts,
+            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this.hidden(),
         )  # fmt: skip
 
     @property
@@ -61,6 +61,10 @@ class GraphWorker(Worker):
         tokens = self.sampler.choose(logits, t)
         self.slots.put(t, tokens)
         return tokens.masked_fill(not_finite(logits), NO_TOKEN)
+
+    def hidden(self) -> Tensor | None:
+        """As of `Graphs`."""
+        return None
 
     def _ran(self) -> tuple[str, ...]:
         return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))

@@ -29,10 +29,7 @@ from torch import Tensor
 
 from reference_impl.core.sampler import Settings, TorchSampler, distribution
 from reference_impl.core.staging import Arrays
-
-# The counter's last word: other numbers of a position (`core/philox.py`) have 0 there.
-OF_TOKENS = 1
-_LOW = 2**32 - 1
+from reference_impl.kernels.reference.sampling import token_words
 
 
 class GumbelSampler(TorchSampler):
@@ -66,6 +63,12 @@ class GumbelSampler(TorchSampler):
             return likeliest
         return torch.where(t["temperature"][:, None] > 0, _noisy(scores, t).topk(num).indices, likeliest)
 
+    def shares(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+        """p / E of each token over their sum, [rows, vocab_size] float64: largest is what `choose` gives; and it is the
+        surer, the larger it is, of another distribution that is like p and is drawn with the same numbers."""
+        noisy = _noisy(scores, t)
+        return noisy / noisy.sum(-1, keepdim=True)
+
 
 def _noisy(scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
     """p / E, [rows, vocab_size] float64."""
@@ -74,21 +77,6 @@ def _noisy(scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
 
 
 def exponentials(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
-    """E = -log u of every token, [rows, vocab_size] float64. seed, sample_index, position [rows] int64. Token t has the
-    word t % 4 of the counter (position, sample, t // 4, OF_TOKENS)."""
-    block = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
-    words = philox(position[:, None], sample_index[:, None], block, torch.full_like(block[:, :1], OF_TOKENS), seed)
-    each = torch.stack(torch.broadcast_tensors(*words), -1).flatten(1)[:, :vocab_size]
-    return each.double().add_(0.5).mul_(2.0**-32).log_().neg_()
-
-
-def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `core.philox.philox`, on a device: a counter of four int64, of which 32 bits count and which broadcast, to
-    four words in [0, 2^32). seed [rows] int64: the 64 bits."""
-    c0, c1 = c0 & _LOW, c1 & _LOW
-    k0, k1 = seed[:, None] & _LOW, (seed[:, None] >> 32) & _LOW
-    for _ in range(10):
-        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # 64 bits; above 2^63 they look negative
-        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
-    return c0, c1, c2, c3
+    """E = -log u of every token, [rows, vocab_size] float64. seed, sample_index, position [rows] int64."""
+    words = token_words(seed, sample_index, position, vocab_size)
+    return words.double().add_(0.5).mul_(2.0**-32).log_().neg_()

@@ -32,12 +32,12 @@ class PenaltyRun(StepRun):
             slots = [self.batch.slots[row] for row in self.batch.sampling]
             self.penalties = w.counts.of(slots, [w.slots.host[slot].sampling for slot in slots])
         if self.penalties is not None:
-            guessed = self._guessed(self.penalties.arrays["rows"]) if self.batch.drafts else None
+            guessed = self.guessed(self.penalties.arrays["rows"]) if self.batch.drafts else None
             self.scores = penalised(self.scores, self.penalties, guessed)
         super().sample()
 
-    def _guessed(self, rows: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """Of the P logits with penalties, the guesses before their positions: (which of the P, token)."""
+    def guessed(self, rows: np.ndarray) -> tuple[Tensor, Tensor] | None:
+        """Of the P logits with penalties, `rows`, the guesses before their positions: (which of the P, token)."""
         first = np.searchsorted(self.batch.sampling, np.array(self.batch.sampling)[rows])  # logits of the same row
         before = rows - first
         if not before.any():

@@ -19,11 +19,12 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
+from reference_impl.annexes.grammars.engine import ShowsGuesses
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
 PROTOCOL = 5  # version of the messages; raised when one changes its meaning
@@ -74,6 +75,8 @@ class WorkerProcess:
     WorkerError for what else it raises, or where the process ends before it is ready.
     """
 
+    follows_options = False  # whether `make` has the options of the engine that plans
+
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
         self.rank = rank
         self._waits = False  # whether the step that was sent last waits for its masks
@@ -114,6 +117,17 @@ class WorkerProcess:
             self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._gone(ticket) from None
+
+    def guesses(self, ticket: int) -> Sequence[Sequence[int]]:
+        """As of `grammars.engine.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+        if list(self._in_flight) != [ticket]:
+            raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
+        try:
+            self._connection.send_bytes(pickle.dumps(ticket, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._gone(ticket) from None
+        found: Sequence[Sequence[int]] = self._received(ticket)
+        return found
 
     def collect(self, ticket: int) -> Reply:
         """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
@@ -200,7 +214,7 @@ def ignore_signals() -> None:
 def serve(connection: Connection, executor: Executor) -> None:
     """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
     one that fails is answered with its traceback."""
-    messages: queue.SimpleQueue[Step | Masks | None] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[Step | Masks | int | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     running: deque[_Submitted] = deque()
     while True:
@@ -212,6 +226,8 @@ def serve(connection: Connection, executor: Executor) -> None:
                 if running and running[-1].waits:  # abandoned: a grammar failed before there were masks
                     running.pop()
                 running.append(_submit(executor, message))
+            elif isinstance(message, int):
+                _answer(connection, executor, running, message)
             else:
                 _finish(executor, running, message)
         oldest = running.popleft()
@@ -224,6 +240,18 @@ def serve(connection: Connection, executor: Executor) -> None:
             connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
         except OSError:
             return
+
+
+def _answer(connection: Connection, executor: Executor, running: deque[_Submitted], step_id: int) -> None:
+    """The guesses of a step that waits for masks; nothing where it failed: that was answered instead."""
+    for submitted in running:
+        if submitted.step_id == step_id and submitted.waits:
+            assert isinstance(executor, ShowsGuesses)
+            try:
+                answer: tuple[str, Any] = "guesses", executor.guesses(submitted.ticket)
+            except Exception:
+                answer = "failed", traceback.format_exc()
+            connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
 
 
 @dataclass
@@ -254,7 +282,7 @@ def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> Non
                 submitted.failed = traceback.format_exc()
 
 
-def _read(connection: Connection, messages: queue.SimpleQueue[Step | Masks | None]) -> None:
+def _read(connection: Connection, messages: queue.SimpleQueue[Step | Masks | int | None]) -> None:
     """In its own thread: a long step can be received while a long reply is sent, or both ends would wait."""
     while True:
         try:

@@ -93,8 +93,6 @@ def worst_steps(
     ]:  # fmt: skip
         # Without a seed guesses are verified by rejection, which compares whole distributions.
         sampling = replace(HUNGRY, seed=None) if guessing else HUNGRY
-        if guessing and config.draft_tree:  # which requests with penalties do not have
-            sampling = replace(sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         requests: dict[str, Request] = {}
         new, plan = min(new, longest), []
         for row in range(rows):

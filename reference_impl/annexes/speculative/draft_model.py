@@ -21,7 +21,7 @@ the target's are (`guess_scores.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,9 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 
+# (batch of a pass) -> its logits [rows, vocab_size], of the sampler's dtype, and its hidden states [rows, hidden_size];
+# None: it cannot be replayed.
+Replay = Callable[[HostBatch], tuple[Tensor, Tensor] | None]
 PREFIX = "draft.pass."  # before the names of a pass's arrays; what begins with "draft." stands beside a graph
 
 
@@ -64,21 +67,33 @@ class DraftModel:
 
     def guess(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores,
+        scores: GuessScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
-        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for."""
+        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for.
+        replay: by which passes are computed, as far as it can."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
-            mine |= slots.look_up(mine, max(batch.context_lens))
-            hidden = self.model.hidden_states(as_batch(batch, mine, self.kv_specs), self.kv_cache, self.attention)
-            if not batch.sampling:
-                continue
-            logits = self.model.logits(hidden).to(self.logits_dtype)
-            found = scores(logits, slots_of(batch), mine["sample_positions"], number)
-            slots.put(mine, sampler.choose(found, mine))
-            q = with_drawn(q, found, mine, t)
+            found = None if replay is None else replay(batch)
+            if found is not None:
+                logits, _ = found
+                ends = slots.computed.index_select(0, mine["slots"]) + mine["query_lens"]
+                mine["sample_positions"] = ends
+            else:
+                hidden = self.run(batch, mine, slots)
+                if not batch.sampling:
+                    continue
+                logits = self.model.logits(hidden).to(self.logits_dtype)
+            moved = scores(logits, slots_of(batch), mine["sample_positions"], number)
+            slots.put(mine, sampler.choose(moved, mine))
+            q = with_drawn(q, moved, mine, t)
         return q
+
+    def run(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots) -> Tensor:
+        """[logits, hidden_size] of a pass. t: its arrays, to which is added what was looked up."""
+        t |= slots.look_up(t, max(batch.context_lens))
+        found: Tensor = self.model.hidden_states(as_batch(batch, t, self.kv_specs), self.kv_cache, self.attention)
+        return found
 
 
 def slots_of(batch: HostBatch) -> list[int]:

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.annexes.speculative.draft_model import (
+    Replay,
     by_pass,
     lay_out_ahead,
     one_further,
@@ -132,7 +133,7 @@ class KeepsHidden:
         all_of_them = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
         features: Tensor = self.model.hidden_states(replace(batch, logits_indices=all_of_them), kv_cache, attention)
         self.features = features
-        return features[batch.logits_indices]
+        return features[batch.logits_indices] if len(batch.logits_indices) < len(features) else features
 
 
 @dataclass(frozen=True)
@@ -159,27 +160,34 @@ class FeatureDraft:
 
     def guess(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores,
+        scores: GuessScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q as
-        `DraftModel.guess` does."""
+        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q, and
+        takes replay, as `DraftModel.guess` does."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             rows = mine["slots"]
-            hidden = self.ahead.index_select(0, rows)
+            found = replay(batch) if number and replay is not None else None
+            if found is None:
+                hidden = self.run(batch, mine, slots) if number else self.ahead.index_select(0, rows)
+                logits = self.model.logits(hidden).to(self.logits_dtype)
+            else:
+                logits, hidden = found
             if number:
-                mine |= slots.look_up(mine, max(batch.context_lens))
-                mine["input_ids"] = self._next_tokens(mine, slots)
-                found = as_batch(batch, mine, [self.kv_spec])
-                hidden = self.model.hidden_states(found, hidden, self.kv_cache, self.attention)
                 self.ahead.index_copy_(0, rows, hidden)
             # `look_up` says the position behind the pass's own.
             mine["sample_positions"] = slots.computed.index_select(0, rows) + number + 1
-            logits = self.model.logits(hidden).to(self.logits_dtype)
             moved = scores(logits, slots_of(batch), mine["sample_positions"], number)
             slots.put(mine, sampler.choose(moved, mine))
             q = with_drawn(q, moved, mine, t)
         return q
+
+    def run(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots) -> Tensor:
+        """As of `DraftModel`, of a pass that is not the first; `ahead` stays as it is."""
+        before = self.ahead.index_select(0, t["slots"])
+        t |= slots.look_up(t, max(batch.context_lens))
+        t["input_ids"] = self._next_tokens(t, slots)
+        return self.model.hidden_states(as_batch(batch, t, [self.kv_spec]), before, self.kv_cache, self.attention)
 
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,9 +26,11 @@ class FeatureWorker(ModelDraftWorker):
 
 class FeatureRun(ModelDraftRun):
     worker: FeatureWorker
+    known: Mapping[str, Tensor]  # of the step's batch, what the draft computes it by; with what was looked up
 
     def compute(self) -> None:
         super().compute()
+        self.known = self.tensors
         if not self.batch.sampling:  # chunks of prompts, whose next tokens are known
             self._keep_up(None)
 
@@ -37,11 +40,11 @@ class FeatureRun(ModelDraftRun):
         if self.batch.drafts:
             t, of_slot = self.tensors, self.worker.slots.computed.new_zeros(self.worker.slots.num_slots + 1)
             of_slot.index_copy_(0, t["draft.slots"], t["draft.num"] - self.accepted)
-            wrong = of_slot.index_select(0, t["slots"])
+            wrong = of_slot.index_select(0, self.known["slots"])
         self._keep_up(wrong)
 
     def _keep_up(self, wrong: Tensor | None) -> None:
         w = self.worker
         if self.step.keeps_up:
             with self.watched():
-                w.draft.keep_up(self.batch, self.tensors, w.slots, w.tap.features, wrong)
+                w.draft.keep_up(self.batch, self.known, w.slots, w.tap.features, wrong)

@@ -24,15 +24,15 @@ from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device
 
-# (logits [rows, vocab_size]; slots [rows]; positions [rows], which are guessed; how many guesses of this step lie
-# before each of them) -> scores of the same shape.
-GuessScores = Callable[[Tensor, Sequence[int], Tensor, int], Tensor]
+# (logits [rows, vocab_size]; slots [rows]; positions [rows], which are guessed; the guesses of this step before each of
+# them: how many, that lie in its slot, or which, [rows, number]) -> scores of the same shape.
+GuessScores = Callable[[Tensor, Sequence[int], Tensor, int | Tensor], Tensor]
 
 
 class ScoringWorker(BiasWorker, PenaltyWorker):
     """Moves a draft's logits. A sampler that is asked does so by itself, and keeps no counts: there they stay."""
 
-    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int) -> Tensor:
+    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
         """As `GuessScores`."""
         if not isinstance(self.sampler, TorchSampler):
             return logits
@@ -48,12 +48,15 @@ class ScoringWorker(BiasWorker, PenaltyWorker):
 
 
 def guesses_before(
-    penalties: Penalties, slots: Sequence[int], positions: Tensor, before: int, of: Slots
+    penalties: Penalties, slots: Sequence[int], positions: Tensor, before: int | Tensor, of: Slots
 ) -> tuple[Tensor, Tensor] | None:
-    """As `penalised` takes them: the tokens on so many places before each position."""
+    """As `penalised` takes them: `before` [rows, number], or the tokens on so many places before each position."""
+    rows = penalties.arrays["rows"]
+    if isinstance(before, Tensor):
+        t = to_device({"rows": rows, "which": np.repeat(np.arange(len(rows)), before.shape[1])}, of.device)
+        return (t["which"], before[t["rows"]].flatten()) if before.shape[1] else None
     if not before:
         return None
-    rows = penalties.arrays["rows"]
     which, back = np.repeat(np.arange(len(rows)), before), np.tile(np.arange(before, 0, -1), len(rows))
     arrays = {"which": which, "row": rows[which], "slot": np.array(slots)[rows[which]], "back": back}
     t = to_device(arrays, of.device)

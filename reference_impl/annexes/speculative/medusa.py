@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import by_pass, slots_of, with_drawn
+from reference_impl.annexes.speculative.draft_model import Replay, by_pass, slots_of, with_drawn
 from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.decoder import Decoder
@@ -94,10 +94,11 @@ class MedusaDraft:
 
     def guess(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores,
+        scores: GuessScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet."""
+        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet.
+        The one pass, of two products, is not replayed."""
         [batch], [mine] = passes, by_pass(t, len(passes))
         hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
         logits = self.model.logits(hidden).to(self.logits_dtype)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of
+from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers
@@ -41,6 +41,10 @@ class ModelDraftWorker(DraftWorker, ScoringWorker):
     @property
     def makes_drafts(self) -> bool:
         return True
+
+    def replay_of_passes(self) -> Replay | None:
+        """As `DraftModel.guess` takes it."""
+        return None
 
     @torch.inference_mode()
     def submit(self, step: Step) -> StepRun:
@@ -75,12 +79,14 @@ class ModelDraftRun(DraftRun):
         w = self.worker
         if self.passes:
             with self.watched():
-                self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws, self.guess_scores)
+                self.q = w.draft.guess(
+                    self.passes, self.tensors, w.slots, w.draws, self.guess_scores, w.replay_of_passes()
+                )
         if self.batch.drafts:
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
 
-    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int) -> Tensor:
+    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
         """As `GuessScores`."""
         broken = not_numbers(logits)
         self.broken_guesses = broken if self.broken_guesses is None else self.broken_guesses + broken

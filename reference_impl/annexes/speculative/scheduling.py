@@ -20,10 +20,14 @@ from reference_impl.interfaces import HostProposer, KeepsRequests, Request, Requ
 
 class Drafting(Scheduler):
     """num_drafts: guesses that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
-    own proposer."""
+    own proposer. shows_guesses: whether the host sees those of the worker before it sends masks."""
 
-    def __init__(self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, **options: Any):
+    def __init__(
+        self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, shows_guesses: bool = False,
+        **options: Any,
+    ):  # fmt: skip
         super().__init__(*core, **options)
+        self.shows_guesses = shows_guesses
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
         self._useful: dict[str, int] = {}  # in the step that is planned, as of `_useful_drafts`
@@ -62,8 +66,9 @@ class Drafting(Scheduler):
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
         are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
-        where guesses are made by the worker: its masks depend on them, and are made on the host."""
-        if request.holds or request.children or (request.grammar is not None and self.host_proposer is None):
+        where the host does not see the guesses, which its masks depend on."""
+        seen = self.host_proposer is not None or self.shows_guesses
+        if request.holds or request.children or (request.grammar is not None and not seen):
             return 0
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))

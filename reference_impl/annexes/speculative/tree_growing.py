@@ -9,12 +9,15 @@ No node scores more than its parent, and of equal ones the parent comes first: s
 
 Which tree it is, is known when it is grown, so a step is laid out behind that: its submission waits for the device.
 Nodes are the likeliest, and not drawn: for a request without a seed each is kept with the target's own probability
-(`candidates.py`).
+(`candidates.py`). One with a seed is drawn by numbers that are there already. With Gumbel noise, q / E in place of q
+says which tokens these favour: a node's children are those of the largest q / E, and its score their share of the sum.
+Without a seed that would not be right: of the positions' own numbers, which draw where there are no children, none may
+have had a say in which nodes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,11 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.tree import ROOT, Tree
 from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device
 from reference_impl.interfaces import StepRow
@@ -53,30 +58,60 @@ class Grown:
         return trees, tokens
 
 
+@dataclass
+class Noise:
+    """What the positions' numbers make likely. t: the sampler's columns, [R] each; seeded [R]: whose numbers count."""
+
+    sampler: GumbelSampler
+    t: Mapping[str, Tensor]
+    seeded: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler) -> Noise | None:
+        """None: these rows' guesses depend on no number."""
+        asked = [slots.host[row.slot].sampling for row in rows]
+        seeded = np.array([sampling.seed is not None and sampling.temperature > 0 for sampling in asked])
+        if not isinstance(sampler, GumbelSampler) or not seeded.any():
+            return None
+        columns = sampler.columns(slots.settings[[row.slot for row in rows]], np.zeros(len(rows), np.int64))
+        t = to_device({**columns, "seeded": seeded}, slots.device)
+        return Noise(sampler, t, t["seeded"])
+
+    def over(self, logprobs: Tensor, logits: Tensor, positions: Tensor) -> Tensor:
+        """logprobs, in rows with a seed others, by which children are chosen. All [R x nodes, ...]."""
+        each = len(positions) // len(self.seeded)
+        t = {name: column.repeat_interleave(each) for name, column in self.t.items()}
+        shares = self.sampler.shares(logits, {**t, "sample_positions": positions})
+        return torch.where(t["seeded"][:, None], shares.log(), logprobs)
+
+
 def grow_trees(
-    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: GuessScores
-) -> tuple[list[Tree], Tensor]:
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: GuessScores,
+    sampler: TorchSampler,
+) -> tuple[list[Tree], Tensor]:  # fmt: skip
     """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}
     levels = [growth.levels_of(row.num_drafts) for row in rows]
     for num in sorted(set(levels)):
         mine = [at for at, its in enumerate(levels) if its == num]
-        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num, scores)
+        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num, scores, sampler)
         for at, tree, of_tree in zip(mine, *grown.best([rows[at].num_drafts for at in mine]), strict=True):
             trees[at], tokens[at] = tree, of_tree
     return [trees[at] for at in range(len(rows))], torch.cat([tokens[at] for at in range(len(rows))])
 
 
 def grow(
-    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: GuessScores
-) -> Grown:
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: GuessScores,
+    sampler: TorchSampler,
+) -> Grown:  # fmt: skip
     """rows [R]: with room for width x (num_levels - 1) nodes."""
     k, num_rows = width, len(rows)
     slot = to_device({"slots": np.array([row.slot for row in rows])}, slots.device)["slots"]
     ahead = draft.ahead.index_select(0, slot)[:, None]  # [R, nodes, hidden_size]: what the children of nodes come of
-    move = partial(_moved, rows, slots.computed.index_select(0, slot) + 1, scores_of)
-    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, 0)
+    path = slot.new_empty(num_rows, 1, 0)  # [R, nodes, depth]: the tokens down to each
+    move = partial(_moved, rows, slots.computed.index_select(0, slot) + 1, scores_of, Noise.of(rows, slots, sampler))
+    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, path)
     found = Grown(tokens, scores, torch.full_like(tokens, ROOT))
     # Of nodes that are expanded, E so far: which of the C, what they see of each other as bits, and what is in `ahead`
     # of their parents.
@@ -91,9 +126,10 @@ def grow(
         sees = torch.cat((sees, (where * sees[:, None]).sum(2) + own), 1)
         at = where.argmax(2) if depth > 1 else torch.zeros_like(level)
         before = torch.cat((before, _of_parents(ahead, at, depth, k)), 1)
+        path = torch.cat((_of_parents(path, at, depth, k), found.tokens.gather(1, level)[:, :, None]), 2)
         inner = torch.cat((inner, level), 1)
         ahead = _run(draft, rows, depth, k, slots, found.tokens.gather(1, inner), sees, before)
-        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k, move, depth)
+        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k, move, path)
         found = Grown(
             torch.cat((found.tokens, tokens), 1), torch.cat((found.scores, scores), 1),
             torch.cat((found.parents, level.repeat_interleave(k, 1)), 1),
@@ -102,26 +138,29 @@ def grow(
 
 
 def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
-    """[R, k, hidden_size]. ahead: of the root, or of the k nodes that were expanded last. at [R, k]: of the E."""
+    """[R, k, size]. ahead: of the root, or of the k nodes that were expanded last. at [R, k]: of the E."""
     nth = at if depth == 1 else at - (depth - 2) * k
-    return ahead.take_along_dim(nth[:, :, None], 1)
+    return ahead.gather(1, nth[:, :, None].expand(-1, -1, ahead.shape[2]))
 
 
 def _moved(
-    rows: Sequence[StepRow], first: Tensor, scores: GuessScores, logits: Tensor, num_nodes: int, depth: int
+    rows: Sequence[StepRow], first: Tensor, scores: GuessScores, noise: Noise | None, logits: Tensor, path: Tensor
 ) -> Tensor:
-    """Of so many nodes of each row, whose children are of this depth. first [R]: the position of level 0. Requests with
-    penalties have no trees, so no guess before a node counts."""
+    """By which children are chosen, logarithms. path [R, nodes, depth]. first [R]: the position of level 0."""
+    num_nodes, depth = path.shape[1:]
     slots = [row.slot for row in rows for _ in range(num_nodes)]
-    return scores(logits, slots, (first + depth).repeat_interleave(num_nodes), 0)
+    positions = (first + depth).repeat_interleave(num_nodes)
+    moved = scores(logits, slots, positions, path.flatten(0, 1))
+    logprobs = moved.double().log_softmax(-1)
+    return logprobs if noise is None else noise.over(logprobs, moved, positions)
 
 
 def _children(
-    draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, int, int], Tensor], depth: int
+    draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, Tensor], Tensor], path: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of nodes with these scores [R, nodes] the k likeliest, node by node: tokens and scores, [R, nodes x k]."""
-    logits = move(draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype), scores.shape[1], depth)
-    logprobs, tokens = logits.double().log_softmax(-1).nan_to_num(nan=-torch.inf).topk(k)
+    found = move(draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype), path)
+    logprobs, tokens = found.nan_to_num(nan=-torch.inf).topk(k)
     shape = len(scores), -1
     return tokens.view(shape), (scores[:, :, None] + logprobs.view(*scores.shape, k)).view(shape)
 

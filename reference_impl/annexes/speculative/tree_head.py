@@ -52,7 +52,7 @@ def lay_out_levels(step_rows: Sequence[StepRow], rows: Rows, tree: Tree, slots: 
     size = len(tree.parents) + 1  # of a row in what the head gave: the root, then all nodes
     parents = [(number, ROOT) for number in range(len(step_rows))]
     root: Arrays = {"parent_slots": np.array([row.slot for row in step_rows])}
-    levels = [Level(None, parents, root | _children(parents, rows, size))]
+    levels = [Level(None, parents, root | _children(parents, rows, size) | _path(parents, rows, 0))]
     for depth in range(tree.num_levels - 1):
         having = [n for n, t in enumerate(rows.trees) if any(t.depths[node] == depth for node in t.inner)]
         if not having:
@@ -79,7 +79,8 @@ def _lay_out_level(
         "before": np.array([n * size + 1 + rows.trees[n].parents[node] for n, node in nodes]),
         "parent_slots": np.array([step_rows[n].slot for n, _ in parents]),
     }
-    return Level(replace(batch, arrays=arrays), parents, arrays | _children(parents, rows, size))
+    arrays |= _children(parents, rows, size) | _path(parents, rows, depth + 1)
+    return Level(replace(batch, arrays=arrays), parents, arrays)
 
 
 def _among(tree: Tree, nodes: Sequence[int]) -> np.ndarray:
@@ -93,6 +94,12 @@ def _children(parents: Sequence[tuple[int, int]], rows: Rows, size: int) -> Arra
     goes."""
     mine = [[rows.base[n] + child for child in rows.trees[n].children[node]] for n, node in parents]
     return {"child": padded(mine), "node": np.array([n * size + 1 + node for n, node in parents])}
+
+
+def _path(parents: Sequence[tuple[int, int]], rows: Rows, length: int) -> Arrays:
+    """path [P, length], of the D: the guesses on the path to each parent, itself included."""
+    found = [rows.base[n] + rows.trees[n].lineage[node][:length] for n, node in parents if length]
+    return {"path": np.array(found, np.int64).reshape(len(parents), length)}
 
 
 def level_arrays(
@@ -140,8 +147,7 @@ def guess_tree(
         hidden_of.index_copy_(0, mine["node"], hidden)
         logits = draft.model.logits(hidden).to(draft.logits_dtype)
         mine["sample_positions"] = slots.computed.index_select(0, mine["parent_slots"]) + 1 + number
-        # Requests with penalties have no trees, so no guess before a node counts.
-        moved = scores(logits, level.arrays["parent_slots"].tolist(), mine["sample_positions"], 0)
+        moved = scores(logits, level.arrays["parent_slots"].tolist(), mine["sample_positions"], tokens[mine["path"]])
         tokens[mine["child"]], probs = _guessed(moved, mine, sampler)
         if probs is not None:
             q = probs.new_zeros(len(t["draft.tree.at"]), probs.shape[1]) if q is None else q

@@ -47,7 +47,7 @@ class TreeHeadRun(TreeRun, FeatureRun):
         if isinstance(w.tree, Tree):
             return [w.tree.first(num) for num in nums]
         with self.watched():
-            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree, self.guess_scores)
+            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree, self.guess_scores, w.draws)
         return trees
 
     def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:

@@ -89,6 +89,15 @@ def tree_arrays(rows: Rows) -> Arrays:
     }
 
 
+def paths_to(rows: Rows, num_logits: int) -> Ints:
+    """[num_logits, num_levels]: of the D, the guesses on the path to each of a step's logits, -1 behind them."""
+    found = np.full((num_logits, max(tree.num_levels for tree in rows.trees)), -1, np.int64)
+    for first, base, tree in zip(rows.first, rows.base, rows.trees, strict=True):
+        nodes = found[first + 1 : first + 1 + tree.num_nodes, : tree.num_levels]
+        nodes[:] = np.where(tree.lineage < 0, -1, tree.lineage + base)
+    return found
+
+
 def verdict_arrays(
     batch: HostBatch, rows: Rows, requests: Mapping[int, Opened], step_id: int
 ) -> tuple[Arrays, dict[tuple[int, int], int]]:

@@ -22,9 +22,7 @@ class TreeDrafting(Drafting):
         self.tree, self.max_len = tree, max_len
 
     def _useful_drafts(self, request: Request) -> int:
-        """None for a request with penalties: they count the tokens before a position, and here there are several."""
-        num_levels, s = super()._useful_drafts(request), request.sampling
-        # As penalties.counts.has_penalties says, which comes with tensors.
-        if not num_levels or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty:
+        num_levels = super()._useful_drafts(request)
+        if not num_levels:
             return 0
         return max(0, min(self.tree.up_to(num_levels), self.max_len - request.num_tokens))

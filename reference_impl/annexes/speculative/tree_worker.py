@@ -6,7 +6,8 @@
     then        tokens, keys and values of this path move to where its positions belong
 
 Who guesses says which tree each row has, and what its nodes are: a feature head (`tree_head_worker.py`), or the model
-itself (`lookahead_worker.py`). Extends `DraftRun.add_arrays`, `compute`, `choose` and `verify`.
+itself (`lookahead_worker.py`). Extends `DraftRun.add_arrays`, `compute`, `choose` and `verify`, and
+`PenaltyRun.guessed`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,30 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.penalties.counts import has_penalties
+from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.speculative.candidates import NONE, Paths, first_of_equal, verified_children
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, put_drafts
 from reference_impl.annexes.speculative.rejection import filtered, is_exact
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_cache import move_tokens
-from reference_impl.annexes.speculative.tree_layout import Rows, in_trees, rows_with, tree_arrays, verdict_arrays
+from reference_impl.annexes.speculative.tree_layout import (
+    Ints,
+    Rows,
+    in_trees,
+    paths_to,
+    rows_with,
+    tree_arrays,
+    verdict_arrays,
+)
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.kv_cache import PagedKVCache
-from reference_impl.core.staging import Arrays
+from reference_impl.core.staging import Arrays, to_device
 from reference_impl.interfaces import StepRow
 
 Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
 
 
-class TreeWorker(DraftWorker):
+class TreeWorker(DraftWorker, PenaltyWorker):
     """most_nodes: guesses that a row may have."""
 
     kv_cache: PagedKVCache
@@ -43,8 +52,9 @@ class TreeWorker(DraftWorker):
         return True
 
 
-class TreeRun(DraftRun, ABC):
+class TreeRun(DraftRun, PenaltyRun, ABC):
     worker: TreeWorker
+    paths: Ints  # [logits, num_levels]: of the D, the guesses on the path to each of the logits, -1 behind them
 
     @abstractmethod
     def trees(self, step_rows: Sequence[StepRow]) -> Sequence[Tree]:
@@ -71,6 +81,7 @@ class TreeRun(DraftRun, ABC):
         # As they begin on the host.
         mine = [self.rows[self.batch.order[row]] for row, num in enumerate(self.batch.drafts) if num]
         rows = rows_with(self.batch, self.trees(mine))
+        self.paths = paths_to(rows, len(self.batch.sampling))
         arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows)
         places: Places = {}
         if is_exact(w.sampler):
@@ -93,17 +104,20 @@ class TreeRun(DraftRun, ABC):
                     f"step {number}: a row has {row.num_tokens} known tokens and {row.num_drafts} guesses: expected 1, "
                     f"and at most the {self.worker.most_nodes} of the tree"
                 )
-            if has_penalties(self.worker.slots.host[row.slot].sampling):
-                raise ValueError(
-                    f"step {number}: request {self.worker.slots.host[row.slot].request_id!r} has penalties, which "
-                    "count the tokens before a position: of a tree there are several, so it is to have no guesses"
-                )
 
     def compute(self) -> None:
         if self.batch.drafts:
             self.tensors["draft.tokens"], self.q = self.guesses()
             put_drafts(self.worker.slots, self.tensors)
         super().compute()
+
+    def guessed(self, rows: Ints) -> tuple[Tensor, Tensor] | None:
+        """Those on the path to a node: each has another text before it."""
+        which, level = (self.paths[rows] >= 0).nonzero()
+        if not len(which):
+            return None
+        t = to_device({"which": which, "guess": self.paths[rows][which, level]}, self.worker.slots.device)
+        return t["which"], self.tensors["draft.tokens"][t["guess"]]
 
     def choose(self) -> Tensor:
         tokens, t = super().choose(), self.tensors

@@ -7,7 +7,7 @@ those are kept that are what was chosen there).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, pr
 from reference_impl.annexes.speculative.rejection import filtered, is_exact, rejection_arrays, verified
 from reference_impl.core.batch import lay_out
 from reference_impl.core.sampler import TorchSampler
-from reference_impl.core.worker import StepRun, Worker
+from reference_impl.core.staging import mark, to_host
+from reference_impl.core.worker import NO_TOKEN, StepRun, Worker
 from reference_impl.interfaces import AttentionBackend, Opened, Proposer, Step, StepRow, takes_bounds
 
 
@@ -61,6 +62,16 @@ class DraftWorker(Worker):
         before it was known how many drafts of the last steps were right."""
         return self.has_bounds and step.step_id <= self.drafted_in + self.max_in_flight
 
+    def guesses(self, run: StepRun) -> Sequence[Sequence[int]]:
+        """As of `grammars.engine.ShowsGuesses`."""
+        found: list[Sequence[int]] = [()] * len(run.step.rows)
+        if isinstance(run, DraftRun) and run.guessed_tokens is not None:
+            on_host, wait = run.guessed_tokens
+            wait()
+            for row, tokens in enumerate(on_host.split(list(run.batch.drafts))):
+                found[run.batch.order[row]] = tokens.tolist()
+        return found
+
     def needs_lengths(self, *attention: AttentionBackend) -> bool:
         """Whether the sampler or one of these needs them on the host."""
         s = self.sampler
@@ -72,6 +83,8 @@ class DraftRun(StepRun):
     worker: DraftWorker
     rows: Sequence[StepRow]  # the step's, as far as is known on the host where they begin
     accepted: Tensor  # of rows with drafts, how many are kept
+    # Of a step that waits for masks: the D guesses, [D] on the host when the function is called that waits for them.
+    guessed_tokens: tuple[Tensor, Callable[[], None]] | None = None
     q: Tensor | None = None  # [E, vocab_size]: what the guesses of `rejection_arrays` were drawn from; None: not drawn
 
     def stage(self) -> None:
@@ -125,7 +138,13 @@ class DraftRun(StepRun):
                 k, vocab = max(self.batch.drafts), w.model.config.vocab_size
                 self.tensors["draft.tokens"] = propose(w.proposer, w.slots, self.tensors, k, vocab)
             put_drafts(w.slots, self.tensors)
+        self.show_guesses()
         super().compute()
+
+    def show_guesses(self) -> None:
+        """Guesses start on their way to the host, before the model is launched, if masks depend on them."""
+        if self.batch.drafts and self.step.takes_masks and self.guessed_tokens is None:
+            self.guessed_tokens = to_host(self.tensors["draft.tokens"]), mark(self.worker.model.device)
 
     def choose(self) -> Tensor:
         tokens, t = super().choose(), self.tensors
@@ -150,4 +169,7 @@ class DraftRun(StepRun):
 
     def verify(self, tokens: Tensor) -> Verified:
         """tokens [logits]: what was chosen there."""
-        return verify(tokens, self.tensors, max(self.batch.drafts))
+        t: Mapping[str, Tensor] = self.tensors
+        if "draft.cut" in t:  # as of `masked.py`
+            t = {**t, "draft.tokens": t["draft.tokens"].masked_fill(t["draft.cut"], NO_TOKEN)}
+        return verify(tokens, t, max(self.batch.drafts))

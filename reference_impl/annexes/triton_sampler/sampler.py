@@ -22,6 +22,7 @@ class TritonSampler(TorchSampler):
     """What is chosen depends on tensors alone, so a CUDA graph can hold the choice."""
 
     captures = True
+    noise = False  # whether each token has a number of its own
 
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
         """[rows] each; the position is looked up on the device: the host may not have it yet."""
@@ -32,4 +33,4 @@ class TritonSampler(TorchSampler):
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
         """One token per row of scores [rows, vocab_size], [rows] int64."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "sample_positions")
-        return sample_tokens(scores, *(t[name] for name in names))
+        return sample_tokens(scores, *(t[name] for name in names), noise=self.noise)

@@ -22,6 +22,8 @@ def sample_tokens(
     seed: Tensor,
     sample_index: Tensor,
     position: Tensor,
+    *,
+    noise: bool = False,
 ) -> Tensor:
     """One token per row, [rows] int64, with the meaning of `sampling.sampler` (probabilities, then draw).
 
@@ -31,10 +33,14 @@ def sample_tokens(
 
     Of equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
     -inf, all tokens are equally likely.
+
+    noise: tokens are drawn by numbers of their own, as `annexes/gumbel/sampler.py` explains: of those that are left the
+    one with the largest -log(-log u) - distance, of equal ones the first.
     """
     vocab_size = logits.shape[1]
     logits = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    distance, order = distances(logits, temperature).sort(dim=1, stable=True)
+    unsorted = distances(logits, temperature)
+    distance, order = unsorted.sort(dim=1, stable=True)
     mass, rank = token_mass(distance), torch.arange(vocab_size, device=logits.device)
     in_top_k = rank < torch.where(top_k > 0, top_k, vocab_size)[:, None]
     mass = torch.where(in_top_k, mass, 0)
@@ -43,7 +49,12 @@ def sample_tokens(
     edge = portion(mass.sum(1), (top_p * 2.0**_PORTION).long()).clamp(min=1)
     lowest = (min_p * 2.0**40).long()  # the largest score has mass 2^40
     mass = torch.where((before < edge[:, None]) & (mass >= lowest[:, None]), mass, 0)
-    cumulative = torch.zeros_like(mass).scatter_(1, order, mass).cumsum(1)  # in the order of the token ids
+    mass = torch.zeros_like(mass).scatter_(1, order, mass)  # in the order of the token ids
+    if noise:
+        scores = token_noise(seed, sample_index, position, vocab_size) - unsorted
+        drawn = torch.where(mass > 0, scores, -torch.inf).argmax(1)
+        return torch.where(temperature > 0, drawn, logits.argmax(1))
+    cumulative = mass.cumsum(1)
     # Inverse transform: the first token whose cumulative mass exceeds u x total, u = (2 n + 1) / 2^24.
     units = 2 * (random_word(seed, sample_index, position) >> 9) + 1
     target = portion(cumulative[:, -1], units)
@@ -81,11 +92,60 @@ def portion(total: Tensor, units: Tensor) -> Tensor:
 
 def random_word(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
     """The first word of `sampling.philox`, where it is explained, for draw 0; int64 in [0, 2^32)."""
-    c0, c1 = position.long() & _LOW, sample_index.long() & _LOW
-    c2 = c3 = torch.zeros_like(c0)
+    zero = torch.zeros_like(position.long())
+    return philox(position.long(), sample_index.long(), zero, zero, seed)[0]
+
+
+def token_words(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
+    """Of every token a random word, [rows, vocab_size] int64 in [0, 2^32). seed, sample_index, position [rows]. Token t
+    has the word t % 4 of the counter (position, sample, t // 4, 1); other numbers of a position have 0 there."""
+    block = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
+    c0, c1 = position.long()[:, None], sample_index.long()[:, None]
+    words = philox(c0, c1, block, torch.ones_like(block[:, :1]), seed[:, None])
+    return torch.stack(torch.broadcast_tensors(*words), -1).flatten(1)[:, :vocab_size]
+
+
+def token_noise(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
+    """-log(-log u) of every token, [rows, vocab_size] float32; u = (word + 1/2) / 2^32, of `token_words`.
+
+    Near 1, where u in float32 has lost digits, -log u comes of 1 - u.
+    """
+    word = token_words(seed, sample_index, position, vocab_size)
+    below = ((word ^ _LOW).float() + 0.5) * 2.0**-32  # 1 - u
+    f, halvings = _reduced((word.float() + 0.5) * 2.0**-32)
+    near = below < 0.25
+    waiting = -_series(torch.where(near, -below, f), torch.where(near, 0.0, halvings))
+    return -_series(*_reduced(waiting))
+
+
+def _series(f: Tensor, halvings: Tensor) -> Tensor:
+    """log((1 + f) 2^n), n = halvings, 1 + f from sqrt(1/2) to sqrt(2), float32, to an ulp.
+
+    With s = f / (2 + f), log(1 + f) = 2 atanh(s) = f - f^2 / 2 + s (f^2 / 2 + R(s^2)); R by the minimax polynomial of
+    FreeBSD's e_logf.c. ln 2 in two parts, as in `token_mass`.
+    """
+    s = f / (f + 2.0)
+    z = s * s
+    w = z * z
+    rest = z * (w * 0.28498786688 + 0.66666662693) + w * (w * 0.24279078841 + 0.40000972152)
+    half = f * f * 0.5
+    return ((halvings * 9.0580006145e-06 + s * (half + rest)) - half + f) + halvings * 6.9313812256e-01
+
+
+def _reduced(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(f, halvings) of `_series`, of a positive x: by the bits of a float32, the exponent behind the fraction."""
+    bits = x.view(torch.int32) + 0x4AFB0D  # the bits of 1 less those of sqrt(1/2)
+    f = ((bits & 0x7FFFFF) + 0x3F3504F3).view(torch.float32) - 1.0
+    return f, ((bits >> 23) - 127).float()
+
+
+def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `core.philox.philox`, on a device: a counter of four int64, of which 32 bits count and which broadcast, as
+    does seed, the 64 bits, to four words in [0, 2^32)."""
+    c0, c1 = c0 & _LOW, c1 & _LOW
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # 64 bits; above 2^63 they look negative
         c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
         k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
-    return c0
+    return c0, c1, c2, c3

@@ -210,7 +210,6 @@ def test_whatever_is_served_with_guesses_then_fits(kind, random_model, monkeypat
     sampling = {name: value for name, value in vars(HUNGRY).items() if name not in ("max_tokens", "seed")}
     if kind == "tree":
         options |= {"num_drafts": 0, "speculative": "eagle", "draft_tree": (3, 2, 1)}
-        sampling |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     all_seats = sized(monkeypatch, model, plenty := CountedMemory(1 << 30), parts, **options)
     m, block = plenty.measured, all_seats.kv_spec.bytes_per_block
     assert max(m.peaks) > 1.5 * max(plain.measured.peaks)

@@ -1,0 +1,98 @@
+"""Passes of a draft model, a feature head or early exit as CUDA graphs, beside those of the steps.
+
+Captured is a pass in which every row has one token: the model and its logits, of the passes of a step all but the
+first, in which a draft model has rows of two tokens or more, and a head only draws. Outside stays what moves and draws
+guesses, and writes them. So a pass may be computed twice, as a capture does. Extends `GraphWorker.use_graphs`,
+`capture_all` and `close`, and `ModelDraftWorker.replay_of_passes`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.annexes.fusion.kernels import writes_and_attends
+from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
+from reference_impl.annexes.graphs.worker import GraphWorker
+from reference_impl.annexes.speculative.draft_model import DraftModel, Replay
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.model_worker import ModelDraftWorker
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.staging import Arrays
+from reference_impl.interfaces import takes_bounds
+
+
+class DraftGraphWorker(ModelDraftWorker, GraphWorker):
+    pass_graphs: Graphs | None = None
+    replayed_passes = 0
+    _hidden: Tensor | None = None  # of the pass that was computed last
+
+    def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
+        super().use_graphs(recorder, max_rows, max_len, num_drafts)
+        if decoder_of_passes(self.draft) is None:
+            return
+        this = weakref.proxy(self)  # as there
+        self.pass_graphs = Graphs(
+            lambda *given: this._pass(*given), lambda: (), self.slots.num_slots, max_rows, max_len,
+            self.model.device, recorder, hidden=lambda: this._hidden,
+        )  # fmt: skip
+
+    def _pass(self, host: HostBatch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
+        draft = self.draft
+        assert isinstance(draft, DraftModel | FeatureDraft)
+        hidden = draft.run(host, dict(tensors), self.slots)
+        self._hidden = hidden
+        return draft.model.logits(hidden).to(draft.logits_dtype)
+
+    def replay_of_passes(self) -> Replay | None:
+        return None if self.pass_graphs is None or self.model.watched else self._replayed
+
+    def _replayed(self, batch: HostBatch) -> tuple[Tensor, Tensor] | None:
+        assert self.pass_graphs is not None
+        key = self.pass_graphs.key(batch, False) if batch.sampling else None
+        if key is None or key.tokens_per_row > 1:
+            return None
+        self.replayed_passes += 1
+        logits = self._run_pass(key, padded(batch.arrays, key, self.slots.num_slots))
+        num = len(batch.sampling)
+        return logits[:num], self.pass_graphs.hidden_of(key)[:num]
+
+    def _run_pass(self, key: GraphKey, arrays: Arrays) -> Tensor:
+        graphs = self.pass_graphs
+        assert graphs is not None
+        if key not in graphs:
+            decoder = decoder_of_passes(self.draft)
+            assert decoder is not None
+            with graphs.recorder.launches():
+                decoder.tune(key.num_tokens)
+            self.stats.graphs_captured += 1
+        return graphs.run(key, arrays)[0]
+
+    @torch.inference_mode()
+    def capture_all(self, longest: int | None = None) -> int:
+        captured = super().capture_all(longest)
+        graphs, before = self.pass_graphs, self.stats.graphs_captured
+        if graphs is not None:
+            bound = graphs.max_len if longest is None else longest_bucket(longest, graphs.max_len)
+            for key in graphs.keys(False):
+                if key.longest <= bound:
+                    self._run_pass(key, inert(key, self.slots.num_slots))
+        return captured + self.stats.graphs_captured - before
+
+    def close(self) -> None:
+        super().close()  # waits for those that run
+        self.pass_graphs = None
+
+
+def decoder_of_passes(draft: Any) -> FusedDecoder | None:
+    """What a pass launches, where a graph may repeat it; None: it has no layers, or rows that pad would be written."""
+    if not isinstance(draft, DraftModel | FeatureDraft):
+        return None
+    decoder: Any = draft.model.layer if isinstance(draft, FeatureDraft) else draft.model
+    fits = isinstance(decoder, FusedDecoder) and writes_and_attends(decoder.kernels, draft.attention) is not None
+    return decoder if fits and takes_bounds(draft.attention) else None

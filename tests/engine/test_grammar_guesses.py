@@ -1,0 +1,211 @@
+"""Guesses of the worker for requests under a grammar: the host sees them before it sends masks, they are cut where the
+grammar forbids one, and the text, or its distribution, is that without guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.annexes.speculative import worker as worker_module
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.sampler import draw
+from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.observe.trace import DraftUse
+from tests.engine.conftest import Oracle, check_references
+from tests.engine.test_drafts import kept_of
+from tests.engine.test_feature_head import random_head
+from tests.engine.test_grammar_drafts import ASKED, VOCAB, Some
+from tests.engine.test_grammars import bits, finish
+from tests.engine.test_medusa import random_heads
+from tests.engine.test_rejection import ALPHA, PROMPT, by_definition, options_of, p_value
+
+
+def serve(engine: Engine) -> dict[str, Request]:
+    """And beside them one without a grammar."""
+    requests = {
+        name: engine.add([*PROMPT, len(name)], sampling, name, grammar=Some()) for name, sampling in ASKED.items()
+    }
+    requests["free"] = engine.add(PROMPT, SamplingParams(max_tokens=25, seed=3), "free")
+    while engine.has_work():
+        engine.step()
+        if engine.depth == 1:
+            check_references(engine)
+    return requests
+
+
+@pytest.fixture(scope="module")
+def target(random_model: Callable) -> Any:
+    return random_model("float64")
+
+
+@pytest.fixture(scope="module")
+def plain(target: Any) -> dict[str, Request]:
+    return serve(Engine(target, EngineConfig(num_blocks=64)))
+
+
+def parts_of(kind: str, target: Any, layer: Any, texts: dict[str, list[int]]) -> Parts:
+    if kind == "proposer":
+        return Parts(proposer=Oracle(texts, 0.8, VOCAB, seed=1))
+    draft = {"model": lambda: target, "head": lambda: random_head(layer), "heads": random_heads}
+    return Parts(draft_model=draft[kind]()) if kind in draft else Parts()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_blocks", "late"),
+    [("proposer", 64, None), ("proposer", 18, None), ("proposer", 64, 2), ("model", 18, None), ("model", 64, 1),
+     ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None)],
+)  # fmt: skip
+def test_the_text_is_that_without_guesses(
+    target, plain, random_model, late_engine, kind: str, num_blocks: int, late: int | None
+) -> None:
+    texts = {name: request.tokens for name, request in plain.items()}
+    parts = parts_of(kind, target, random_model("float64", num_hidden_layers=1), texts)
+    early = {"speculative": "early-exit", "adaptive_drafts": "off"} if kind == "early-exit" else {}
+    engine = late_engine(
+        target, late, parts, num_blocks=num_blocks, block_size=4, num_drafts=3, max_num_batched_tokens=40, **early
+    )
+    requests = serve(engine)
+    for name, request in requests.items():
+        assert request.tokens == texts[name], name
+        assert [r.token for r in request.logprobs] == [r.token for r in plain[name].logprobs]
+    steps = engine.trace.steps()
+    assert any(step.preempted for step in steps) == (num_blocks == 18)
+    assert engine.kv.num_available == engine.num_blocks
+    bound = [pair for step in kept_of(engine) for name, pair in step.items() if name in ASKED]
+    assert len(bound) > 20, "requests under a grammar have guesses"
+    assert kind != "proposer" or sum(num for num, _ in bound) > 20
+
+
+def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
+    """A word of four tokens, behind which nothing can be sampled: the request is to end there by itself."""
+
+    class Word:
+        def allowed(self, output: Sequence[int]) -> bytes:
+            if list(output) != [1, 2, 3, 4][: len(output)]:
+                raise LookupError("not this word")
+            return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
+
+    class Guesses:
+        def opened(self, slot: Any) -> None: ...
+        def closed(self, slot: int) -> None: ...
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            written = lengths[:, None] - len(PROMPT) + torch.arange(k)
+            return (written + 1 + (written > 3) * 30).clamp(max=VOCAB - 1)
+
+    config = EngineConfig(num_blocks=20, num_drafts=5)
+    for seed in (3, None):
+        engine = Engine(target, config, Parts(proposer=Guesses()))
+        sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(4,), ignore_eos=True)
+        request = engine.add(PROMPT, sampling, grammar=Word())
+        finish(engine)
+        assert request.output_tokens == [1, 2, 3, 4]
+        assert [sum(step.num_new_tokens) for step in engine.trace.steps()] == [1, 3]
+
+
+@dataclass(frozen=True)
+class Four:
+    def tokens(self, output: Sequence[int]) -> list[int]:
+        return [t for t in range(7) if (t + sum(output) + len(output)) % 7 < 4]
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        return bits(self.tokens(output), 7)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8}, "penalties": {"frequency_penalty": 1.0, "top_p": 0.9},
+}  # fmt: skip
+
+
+def free_texts(random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number") -> list[tuple[int, ...]]:
+    target = random_model("float64", vocab_size=7)
+    draft = random_model("float64", vocab_size=7, num_hidden_layers=1)
+    guesses = {"model": draft, "head": random_head(draft), "heads": random_heads(vocab_size=7)}[kind]
+    config = EngineConfig(**options_of(), sampling_noise=noise)  # type: ignore[arg-type]
+    engine = Engine(target, config, Parts(draft_model=guesses))
+    first = engine.add(PROMPT, SamplingParams(n=2500, max_tokens=3, **case), grammar=Four())
+    members = [first, *first.children]
+    finish(engine)
+    use = DraftUse.of(engine.trace.steps())
+    assert 0 < use.num_accepted_tokens < use.num_draft_tokens
+    return [tuple(member.output_tokens) for member in members]
+
+
+@pytest.fixture(scope="module")
+def expected(random_model, one_shot) -> Callable[[str], dict[tuple[int, ...], float]]:
+    def of(name: str) -> dict[tuple[int, ...], float]:
+        target, texts = random_model("float64", vocab_size=7), {(): 1.0}
+        for _ in range(3):
+            longer: dict[tuple[int, ...], float] = {}
+            for text, chance in texts.items():
+                logits = one_shot(target, PROMPT + list(text))[-1].tolist()
+                asked = SamplingParams(**CASES[name], allowed_token_ids=tuple(Four().tokens(text)))
+                for token, share in enumerate(by_definition(logits, text, asked)):
+                    if share > 0:
+                        longer[*text, token] = chance * share
+            texts = longer
+        return texts
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "noise"),
+    [("temperature", "model", "one-number"), ("penalties", "head", "one-number"), ("temperature", "heads", "gumbel")],
+)
+def test_texts_without_a_seed_are_distributed_as_the_targets(
+    random_model, expected, name: str, kind: str, noise: str
+) -> None:
+    assert p_value(free_texts(random_model, kind, CASES[name], noise), expected(name)) > ALPHA
+
+
+def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
+    """And nearly right it is: the token is one of p, as if there had been no guess."""
+    inner = worker_module.verified
+
+    def anew(p: torch.Tensor, q: torch.Tensor, guesses: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        forbidden = p.gather(1, guesses[:, None])[:, 0] == 0
+        return torch.where(forbidden, draw(p, u[1]), inner(p, q, guesses, u))
+
+    monkeypatch.setattr(worker_module, "verified", anew)
+    assert p_value(free_texts(random_model, "head", CASES["penalties"]), expected("penalties")) < ALPHA
+
+
+def test_trees_stay_without_guesses_under_a_grammar(target, random_model) -> None:
+    head = random_head(random_model("float64", num_hidden_layers=1))
+    config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2))
+    engine = Engine(target, config, Parts(draft_model=head))
+    requests = serve(engine)
+    assert {name for step in kept_of(engine) for name in step} == {"free"}
+    assert len(requests["greedy"].output_tokens) == 25
+
+
+def test_in_another_process_too() -> None:
+    class Pair:
+        def allowed(self, output: Sequence[int]) -> bytes:
+            return bits([len(output) % 5, 5 + len(output) % 3], 4096)
+
+    here = Engine(load_model(course_model("target"), torch.float32), EngineConfig(num_blocks=20))
+    llm = LLM(
+        course_model("target"), dtype="float32", num_blocks=20, worker="process", draft_model=course_model("draft"),
+        num_drafts=2, adaptive_drafts="off",
+    )  # fmt: skip
+    found = []
+    try:
+        for engine in (here, llm.engine):
+            asked = [SamplingParams(max_tokens=12, seed=i) for i in range(3)]
+            requests = [engine.add([5, 6, 7 + i], p, grammar=Pair() if i else None) for i, p in enumerate(asked)]
+            finish(engine)
+            found.append([request.output_tokens for request in requests])
+        rows = [row for step in llm.engine.trace.steps() for row in step.rows]
+        assert {row.request_id for row in rows if row.num_drafts} >= {request.id for request in requests}
+    finally:
+        llm.engine.close()
+    assert found[0] == found[1]

@@ -1,0 +1,224 @@
+"""Models and heads that guess beside steps that are replayed: a replay hands the target's hidden states out, and passes
+that guess are replayed, too; guesses and texts are those behind eager steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from reference_impl.annexes.graphs import graphs as graphs_module
+from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.annexes.speculative.draft_model import DraftModel
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.medusa import MedusaDraft
+from reference_impl.annexes.speculative.worker import DraftRun
+from reference_impl.assembly import defaults
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.interfaces import SamplingParams
+from tests.engine.test_feature_head import random_head
+from tests.engine.test_medusa import random_heads
+from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
+from tests.executor.tape import Tape, recorder
+from tests.executor.test_graphs import GENERATE, asked, serve
+from tests.no_sync import no_sync
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the heads of these tests are made on a CPU")
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short buckets; attention that waits for nothing, also the head's; nothing reads lengths, nothing waits."""
+
+    def read(*_: Any) -> None:
+        raise AssertionError("the host waited for the lengths of the step before")
+
+    monkeypatch.setattr(graphs_module, "SHORTEST", 8)
+    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    monkeypatch.setattr(DraftRun, "_starts", read)
+
+
+@pytest.fixture(scope="module")
+def model(random_model) -> Any:
+    return dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
+
+
+@pytest.fixture(scope="module")
+def layer(random_model) -> Any:
+    return dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
+
+
+def guessing(model: Any, layer: Any, kind: str, k: int, graphs: bool, overlap: str, **options: Any) -> Engine:
+    drafts = {
+        "head": lambda: {"draft_model": random_head(layer)}, "medusa": lambda: {"draft_model": random_heads()},
+        "model": lambda: {"draft_model": layer},
+    }  # fmt: skip
+    config = EngineConfig(
+        graphs="off", overlap=overlap, num_drafts=k, speculative="early-exit" if kind == "early exit" else "off",
+        adaptive_drafts="off", **options,
+    )  # fmt: skip
+    engine = Engine(model, config, Parts(sampler=TwinSampler(), **drafts.get(kind, dict)()))
+    if graphs:
+        engine.executor.use_graphs(recorder(), config.max_num_seqs, engine.max_model_len, k)
+    return engine
+
+
+def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
+    """(guesses, of them kept) of each row of each step."""
+    return [
+        (row.num_drafts, new - 1)
+        for step in engine.trace.steps()
+        for row, new in zip(step.rows, step.num_new_tokens, strict=True)
+        if row.num_drafts and new
+    ]
+
+
+@pytest.mark.parametrize("kind", ["head", "medusa", "early exit", "model"])
+def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: str, model, layer) -> None:
+    """Requests are aborted, near their end with fewer guesses than others, or beside prompts with none."""
+    replayed, kept, passes = set(), set(), []
+
+    @settings(max_examples=4, derandomize=True, database=None, phases=GENERATE)
+    @given(
+        work=st.lists(asked(), min_size=4, max_size=6), blocks=st.integers(9, 20), seats=st.sampled_from([3, 6]),
+        budget=st.sampled_from([9, 40]), k=st.integers(1, 4), overlap=st.sampled_from(["on", "off"]),
+    )  # fmt: skip
+    def same(work: list[dict[str, Any]], blocks: int, seats: int, budget: int, k: int, overlap: str) -> None:
+        options = {"block_size": 4, "num_blocks": blocks, "max_num_seqs": seats, "max_num_batched_tokens": budget}
+        eager, graphed = (guessing(model, layer, kind, k, graphs, overlap, **options) for graphs in (False, True))
+        assert serve(graphed, work) == serve(eager, work)
+        assert guesses_kept(graphed) == guesses_kept(eager), "also the wrong guesses are the same"
+        assert graphed.kv.num_available == graphed.num_blocks
+        replayed.update(graphed.executor.graphs._graphs)
+        passes.append(graphed.executor.replayed_passes)
+        kept.update(guesses_kept(graphed))
+
+    same()
+    assert {key.tokens_per_row for key in replayed} >= {1, 2, 3}
+    assert {key.samples for key in replayed} == {True, False}
+    assert any(num < guesses for guesses, num in kept)
+    assert any(num for _, num in kept)
+    assert any(passes) == (kind != "medusa")
+
+
+@pytest.mark.parametrize("kind", ["head", "medusa"])
+def test_nothing_waits_for_the_device_and_all_steps_but_those_of_prompts_are_replayed(
+    kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)  # which packs arrays on the host
+    for draft in (FeatureDraft, MedusaDraft):
+        for name in ("guess", "keep_up"):
+            inner = getattr(draft, name)
+
+            def watched(self: Any, *given: Any, inner: Any = inner) -> Any:
+                with no_sync():
+                    return inner(self, *given)
+
+            monkeypatch.setattr(draft, name, watched)
+    work = [
+        {"prompt": [7 + i] * (2 + i), "sampling": SamplingParams(max_tokens=(5, 17, 20)[i], seed=i, **p), "arrival": 0,
+         "abort": None}
+        for i, p in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"logprobs": 1}])
+    ]  # fmt: skip
+    few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
+    plain = serve(dense_engine(model, **few), work)
+    for num_blocks in (90, 9):
+        engine = guessing(model, layer, kind, 3, True, "on", **few | {"num_blocks": num_blocks})
+        assert serve(engine, work) == plain
+        steps = engine.trace.steps()
+        assert any(step.preempted for step in steps) == (num_blocks == 9)
+        prompts = [step for step in steps if any(row.num_tokens > 1 for row in step.rows)]
+        assert engine.executor.stats.eager_steps == len(prompts)
+        assert engine.executor.stats.replayed_steps > 10
+
+
+def test_texts_of_requests_without_a_seed_are_those_of_eager_steps(model, layer) -> None:
+    """By rejection, behind logits that a replay gives; the numbers are the same."""
+    work = [
+        {"prompt": [5 + i] * (1 + 4 * i), "sampling": SamplingParams(max_tokens=14, **p), "arrival": i, "abort": None}
+        for i, p in enumerate([{"top_p": 0.9}, {"temperature": 0.5}, {"presence_penalty": 0.5}])
+    ]
+    few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4, "seed": 4}
+    for kind in ("head", "medusa"):
+        eager, graphed = (guessing(model, layer, kind, 3, graphs, "on", **few) for graphs in (False, True))
+        assert serve(graphed, work) == serve(eager, work)
+        assert any(key.tokens_per_row > 1 and not key.samples for key in graphed.executor.graphs._graphs)
+
+
+def test_the_keys_are_captured_ahead_and_change_no_slot(model, layer) -> None:
+    engine = guessing(model, layer, "head", 2, True, "off", block_size=4, num_blocks=90, max_num_seqs=4)
+    ahead = engine.executor.draft.ahead.clone()
+    graphs, passes = engine.executor.graphs, engine.executor.pass_graphs
+    assert engine.capture_graphs() == len(graphs.keys()) + len(passes.keys())
+    assert engine.capture_graphs() == 0
+    assert (engine.executor.draft.ahead == ahead).all()
+    for key in graphs._graphs:
+        assert graphs.hidden_of(key).shape == (key.num_tokens, model.config.hidden_size)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators, but for those of a replay, which is one launch."""
+
+    num = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return operator(*args, **kwargs or {})
+
+
+class Counted(Tape):
+    def record(self, compute: Any) -> Any:
+        out, replay = super().record(compute)
+
+        def one_launch() -> None:
+            with _disable_current_modes():
+                replay()
+
+        return out, one_launch
+
+
+@pytest.mark.parametrize("kind", ["head", "early exit", "model"])
+def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
+    kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it draws and writes the guesses. The sampler counts as the one launch that it is on a GPU."""
+    counted: dict[bool, list[int]] = {}
+    choose, guessing_now = TwinSampler.choose, list[Launches]()
+
+    def chosen(self: Any, *given: Any) -> Any:
+        before = [launches.num for launches in guessing_now]
+        found = choose(self, *given)
+        for launches, num in zip(guessing_now, before, strict=True):
+            launches.num = num + 1
+        return found
+
+    monkeypatch.setattr(TwinSampler, "choose", chosen)
+    for draft in (FeatureDraft, DraftModel):
+        inner = draft.guess
+
+        def guess(self: Any, passes: Any, *given: Any, inner: Any = inner) -> Any:
+            with Launches() as launches:
+                guessing_now.append(launches)
+                found = inner(self, passes, *given)
+            guessing_now.clear()
+            counted[given[-1] is not None].append(launches.num)
+            return found
+
+        monkeypatch.setattr(draft, "guess", guess)
+    work = [{"prompt": [7] * 3, "sampling": SamplingParams(max_tokens=30, temperature=0), "arrival": 0, "abort": None}]
+    texts = []
+    for graphs in (False, True):
+        counted[graphs] = []
+        few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
+        engine = guessing(model, layer, kind, 4, False, "on", **few)
+        if graphs:
+            engine.executor.use_graphs(Counted(), 4, engine.max_model_len, 4)
+            engine.capture_graphs()
+        texts.append(serve(engine, work))
+    assert texts[0] == texts[1]
+    assert max(counted[True]) < 0.5 * max(counted[False])
