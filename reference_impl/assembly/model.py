@@ -50,7 +50,7 @@ def load_model(
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) keeps its
+    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ, ...) keeps its
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     """
     folder = Path(folder)

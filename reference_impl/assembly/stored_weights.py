@@ -51,6 +51,7 @@ from reference_impl.models.quantization.paths import (
     Fp8Blocks,
 )
 from reference_impl.models.quantization.stored import Stored
+from reference_impl.models.quantization.torchao import refuse_pickled, torchao_layouts
 from reference_impl.models.sizes import least_weights
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -70,8 +71,16 @@ def stored_methods(
         return None
     if config.architecture != "Phi3ForCausalLM":
         raw = with_parts(raw)
-    shapes = tensor_shapes(weight_files(folder)) if isinstance(raw, dict) and raw.get("quant_method") == "fp8" else {}
-    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device, kernels, free)
+    return methods_of_layouts(_layouts(raw, path), config, dtype, device, kernels, free)
+
+
+def _layouts(raw: Any, path: Path) -> LayoutOf:
+    """`layouts`, and what only the headers of the files beside config.json say."""
+    folder, method = path.parent, raw.get("quant_method") if isinstance(raw, dict) else None
+    if method == "torchao":
+        refuse_pickled(folder)
+        return torchao_layouts(folder, weight_files(folder))
+    return layouts(raw, str(path), tensor_shapes(weight_files(folder)) if method == "fp8" else {})
 
 
 def with_parts(raw: Any) -> Any:
@@ -108,7 +117,7 @@ def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
         return fp8_layouts(raw, where, shapes or {})
     if method == "compressed-tensors":
         return compressed_layouts(raw, where)
-    known = "compressed-tensors, fp8, gptq or awq (others need a method: load_model(..., linear_method=...))"
+    known = "compressed-tensors, fp8, gptq, awq or torchao (others need a method: load_model(..., linear_method=...))"
     raise get.error("quant_method", known, method)
 
 

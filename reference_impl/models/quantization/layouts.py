@@ -1,7 +1,7 @@
 """How the matrix of a linear layer lies in a checkpoint: the tensors that there are, and the weight they stand for.
 
-Each format has its own file with a `Layout`: `auto_gptq.py`, `auto_awq.py`, `gguf_blocks.py`. Here are those of
-compressed-tensors and FP8, which a `Scheme` says, and of a matrix that is not quantized.
+Each format has its own file with a `Layout`: `auto_gptq.py`, `auto_awq.py`, `gguf_blocks.py`, `torchao.py`. Here are
+those of compressed-tensors and FP8, which a `Scheme` says, and of a matrix that is not quantized.
 """
 
 from __future__ import annotations

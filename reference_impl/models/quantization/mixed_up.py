@@ -52,6 +52,8 @@ def form_of(found: Shapes, in_features: int, out_features: int) -> str:
         return f"{_packed(found['qweight'][0], in_features, out_features)}; {_whether_g_idx(found)}{correct}"
     if "B" in found or ("qweight" in found and "scales" not in found):
         return "these are of one kernel (Marlin), which is not read: take the checkpoint that they were made of"
+    if "_weight_qdata" in found:
+        return "these are torchao's; set quant_method to torchao, or take the config.json written with these weights"
     if "weight_packed" in found:
         return f"these are of compressed-tensors, packed; {correct}"
     if "weight" in found and any("scale" in word for word in found):
