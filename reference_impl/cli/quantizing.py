@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 _SCANNED = 4  # calibration rows that the scan of --bits looks at
 _METHOD = (
-    "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), smoothquant (to w8a8), or the name of a scheme, "
-    "rounded to nearest."
+    "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), gptq-int3, gptq-int2, smoothquant (to w8a8), or the "
+    "name of a scheme, rounded to nearest."
 )
 _SCHEME = (
-    "int4, int4-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-block, nvfp4, mxfp4, mxfp8, nf4, ternary."
+    "int4, int4-zeros, int3, int3-zeros, int2, int2-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-static, "
+    "fp8-block, nvfp4, nvfp4-w4a4, mxfp4, mxfp4-w4a4, mxfp8, nf4, ternary."
 )
 
 _BITS = (

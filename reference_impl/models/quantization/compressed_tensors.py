@@ -14,7 +14,7 @@ from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
 from reference_impl.models.quantization.tensors import in_words
 
-_NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "e4m3", ("float", 4): "e2m1"}
+_NUMBERS = {**{("int", bits): f"int{bits}" for bits in range(2, 9)}, ("float", 8): "e4m3", ("float", 4): "e2m1"}
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
@@ -116,7 +116,7 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
 def _kind(args: Mapping[str, Any], where: str, field: str) -> Any:
     key = args.get("type", "int"), args.get("num_bits", 8)
     if not isinstance(key[0], str) or type(key[1]) is not int or key not in _NUMBERS:
-        raise _error(where, field, "type and num_bits: int of 4 or 8, float of 4 or 8", f"{key[0]!r}, {key[1]!r}")
+        raise _error(where, field, "type and num_bits: int of 2 to 8, float of 4 or 8", f"{key[0]!r}, {key[1]!r}")
     return _NUMBERS[key]
 
 
