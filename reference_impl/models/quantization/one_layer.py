@@ -27,6 +27,7 @@ from reference_impl.models.quantization.rotation import rotate_layer
 from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
 from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
 
+_HEAD_ROWS = 4096  # that are rounded at once
 SMOOTHED = ("qkv_proj", "gate_up_proj")  # what stands behind a norm
 
 
@@ -182,6 +183,21 @@ def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) 
         return found.codes, found.fitted
     fitted = fit(weight, scheme)
     return encode(weight, scheme, fitted), fitted
+
+
+def round_head(weight: Tensor, scheme: Scheme) -> Part:
+    """lm_head [vocab_size, hidden_size], rounded to nearest; some rows at a time where these share no scale."""
+    alone = scheme.per in ("channel", "group") and scheme.scales != "e4m3"
+    pieces = []
+    for rows in weight.split(_HEAD_ROWS if alone else len(weight)):
+        fitted = fit(rows.float(), scheme)
+        pieces.append((encode(rows.float(), scheme, fitted), fitted))
+    if len(pieces) == 1:
+        codes, fitted = pieces[0]
+        return Part("lm_head", codes, scheme, fitted)
+    codes = torch.cat([codes.view(torch.uint8) for codes, _ in pieces]).view(pieces[0][0].dtype)
+    zeros = None if scheme.symmetric else torch.cat([f.zeros for _, f in pieces if f.zeros is not None])
+    return Part("lm_head", codes, scheme, Fitted(torch.cat([fitted.scales for _, fitted in pieces]), zeros))
 
 
 def _pieces(linear: Linear, scheme: Scheme) -> list[slice]:

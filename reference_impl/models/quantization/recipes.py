@@ -53,6 +53,7 @@ class Recipe:
     """scheme: the name of one, or names by linear layer, "mixed" precision. rounding: see `gptq.py`; rtn is rounding to
     nearest. scaling: of inputs, folded before (`awq.py`, `smoothquant.py`). rotate: the residual stream first
     (`rotation.py`), with the signs that `seed` gives. group_size: None: the largest of GROUPS that divides the inputs.
+    lm_head: its scheme, rounded to nearest; None: as it is. A tied one then no longer is.
     """
 
     scheme: str = "int4"
@@ -66,6 +67,7 @@ class Recipe:
     clip: bool = False
     seed: int = 0
     by_layer: Mapping[str, str] = field(default_factory=dict)
+    lm_head: str | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -76,6 +78,18 @@ class Recipe:
         """Whether a checkpoint has scales for inputs, which come from calibration."""
         known = (SCHEMES[name] for name in {self.scheme, *self.by_layer.values()} if name in SCHEMES)
         return any(scheme.activations is not None and scheme.activations.in_checkpoint for scheme in known)
+
+    def head_scheme(self, in_features: int) -> Scheme | None:
+        """Of lm_head. ValueError as of `scheme_of`, and for inputs whose scale comes from calibration."""
+        if self.lm_head is None:
+            return None
+        scheme = replace(self, scheme=self.lm_head, by_layer={}).scheme_of("lm_head", in_features)
+        if scheme.activations is not None and scheme.activations.in_checkpoint:
+            raise ValueError(
+                f"lm_head: expected a scheme whose inputs need no scale from calibration, got {self.lm_head}: choose "
+                "int8, fp8 or another"
+            )
+        return scheme
 
     def scheme_of(self, name: str, in_features: int) -> Scheme:
         """Of the linear layer `name`. ValueError where its inputs are no whole groups."""
