@@ -119,9 +119,7 @@ def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """Of a model's linear layers. ConfigError for what is not read, by name."""
     get = Fields(raw, where)
     layout = _layout(get)
-    form = raw.get("checkpoint_format") or raw.get("format")
-    if form is not None and form not in _VERSIONS:
-        raise get.error("checkpoint_format", "gptq or gptq_v2 (others are of one kernel: convert them)", form)
+    _version(get)
     get.one_of("pack_dtype", ("int32",))
     named, rules = get.raw.get("modules_in_block_to_quantize"), _rules(get, layout)
     if named is not None:
@@ -142,11 +140,18 @@ def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
 def _layout(get: Fields) -> Gptq:
     bits = get.one_of("bits", (2, 3, 4, 8), needed=True)
     size = get.size("group_size")
-    form = get.raw.get("checkpoint_format") or get.raw.get("format")
-    return Gptq(
-        bits, size, get.boolean("sym", True), get.boolean("desc_act", False),
-        _VERSIONS.get(form, 1) if isinstance(form, str) else 1,
-    )  # fmt: skip
+    return Gptq(bits, size, get.boolean("sym", True), get.boolean("desc_act", False), _version(get))
+
+
+def _version(get: Fields) -> int:
+    """Of the format: config.json may leave it out, and then means the first."""
+    names = [name for name in ("checkpoint_format", "format") if get.raw.get(name) is not None]
+    if not names:
+        return 1
+    form = get.raw[names[0]]
+    if not isinstance(form, str) or form not in _VERSIONS:
+        raise get.error(names[0], "gptq or gptq_v2 (others are of one kernel: convert them)", form)
+    return _VERSIONS[form]
 
 
 def _rules(get: Fields, layout: Gptq) -> list[tuple[str, Gptq | None]]:

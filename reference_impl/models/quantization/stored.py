@@ -56,7 +56,14 @@ class Stored:
             params["bias"][start : start + len(tensor)].copy_(tensor)
             return
         self.layout_at(start).check(name, tensor)
+        self._check_shape(name, tensor, start)
         params[f"{start}.{name}"] = tensor.to(self.device)
+
+    def _check_shape(self, name: str, tensor: Tensor, start: int) -> None:
+        """compressed-tensors says the shape of a packed matrix a second time, in a tensor."""
+        expected = [list(self._rows.values())[self.starts().index(start)], self.in_features]
+        if name == "weight_shape" and tensor.tolist() != expected:
+            raise ValueError(f"expected {expected}, the matrix's [outputs, inputs], found {tensor.tolist()}")
 
     def finish(self, params: dict[str, Tensor]) -> None:
         pass

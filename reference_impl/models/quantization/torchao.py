@@ -30,7 +30,7 @@ from torch import Tensor
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import shown
-from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_codes, check_scales
 from reference_impl.models.quantization.packing import unpack_nibbles
 from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme
 
@@ -79,6 +79,8 @@ class TorchAo:
     def check(self, name: str, tensor: Tensor) -> None:
         if name.endswith("scale"):
             check_scales(tensor)
+        elif name.endswith("qdata"):
+            check_codes(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         coded = self.coded(tensors, in_features)
