@@ -8,7 +8,7 @@
 Two things change what a method gives: which rows it is calibrated with, and in which order a CPU adds (AVX2, AVX512).
 A run adds its draws to the record, by the instructions that it used. A band goes from the smallest to the largest of
 all that was recorded, and further: by a tenth of it for KL, by one token in a hundred for agreement. What was seen of
-instructions is far within that (their spread stands in the record), so a band that was recorded with some holds with
+instructions is within that (their spread stands in the record), so a band that was recorded with some holds with
 others; what leaves it has changed the method. Not so of GPTQ: each column's error goes into the columns after it, so
 one code that the last bit of a sum turns over changes all later ones, and another instruction set is as another draw.
 That is no lack of precision: with Hessians in float64 KL and agreement spread as much (seed 0 of the target on AVX512:
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"expected some of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
             return 2
     if options.speed:
-        found = recorded() | {"speed": speeds(methods, rounds=3)}
+        found = recorded() | {"speed": speeds(methods, rounds=9)}
     else:
         found = recorded() | record(recorded(), models, methods, options.seeds)
     print(f"wrote {harness.save('gates', found)}")

@@ -39,7 +39,7 @@ def test_a_method_stays_in_its_band(model: str, method: str, judges: dict[str, J
     assert run["quantized_bytes"] == first["quantized_bytes"]
 
 
-def test_what_instructions_change_is_far_within_the_margin() -> None:
+def test_what_instructions_change_is_within_the_margin() -> None:
     """Where the same draw was recorded with several: that a band of one CPU holds on another rests on it."""
     compared = 0
     for methods in RECORD["models"].values():
@@ -72,6 +72,9 @@ def test_methods_are_recorded_in_the_order_that_is_known_of_them() -> None:
         for better, worse in (
             ("gptq", "rtn"), ("rotate-gptq", "rotate"), ("int8", "fp8-weights"), ("fp8-weights", "rtn"),
             ("int4-zeros", "rtn"), ("nvfp4", "mxfp4"), ("rtn", "ternary"), ("int8", "w8a8"), ("rtn", "w4a8"),
+            ("nvfp4", "nvfp4-w4a4"), ("mxfp4", "mxfp4-w4a4"), ("nvfp4-w4a4", "mxfp4-w4a4"), ("gptq-int3", "int3-zeros"),
+            ("gptq-int2", "int2-zeros"), ("int3-zeros", "int3"), ("int2-zeros", "int2"), ("int4-zeros", "gptq-int3"),
+            ("int3-zeros", "gptq-int2"),
         ):  # fmt: skip
             assert max(run["kl"] for run in methods[better]) < min(run["kl"] for run in methods[worse]), (better, worse)
 

@@ -85,14 +85,17 @@ class Stored:
         prefix = f"{start}."
         return {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
 
+    def input_scale(self, params: dict[str, Tensor], start: int) -> Tensor | None:
+        """What the checkpoint has to round the input with, of the part that begins at output `start`."""
+        names = (f"{start}.{word}" for word in _INPUT_SCALES)
+        return next((params[name] for name in names if name in params), None)
+
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         pieces = []
         for start, layout in zip(self.starts(), self.layouts.values(), strict=True):
             rounded = x
             if layout.activations is not None:
-                names = (f"{start}.{word}" for word in _INPUT_SCALES)
-                scale = next((params[name] for name in names if name in params), None)
-                rounded = round_activations(x, layout.activations, scale)
+                rounded = round_activations(x, layout.activations, self.input_scale(params, start))
             pieces.append(F.linear(rounded, self.weight(params, start, x.shape[1]).to(x.dtype)))
         y = torch.cat(pieces, 1)
         return y.add_(params["bias"]) if "bias" in params else y
