@@ -115,8 +115,8 @@ def gates_part(record: dict[str, Any]) -> str:
         f"{record['stamp']['versions']['torch']}, {record['stamp']['date']}, commit {record['stamp']['commit']}. "
         "A test fails when a method leaves its band.",
         "A step: of one stream with products in float32, of the same step without quantization, the median of 9 rounds "
-        f"({speed.get('cpu', 'not measured')}, {speed.get('instructions', '-')}, {speed.get('date', '-')}, load average "
-        f"{speed.get('load_average_before', '-')}): so small a model is decoded once, while it is loaded, and then takes "
+        f"({speed.get('cpu', 'not measured')}, {speed.get('instructions', '-')}, {speed.get('date', '-')}, load "
+        f"{speed.get('load_average_before', '-')}): so small a model is decoded once, while it loads, and then takes "
         "as long and as much memory as without; where inputs are rounded, that comes on top.",
         "\\* No packed form: written dense.",
     ])  # fmt: skip
