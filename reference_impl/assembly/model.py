@@ -25,7 +25,9 @@ from reference_impl.models.gguf_file import GgufFile, is_gguf
 from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
 from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
 from reference_impl.models.moe import expert_layers
-from reference_impl.models.quantization.mixed_up import check_forms
+from reference_impl.models.quantization.head import all_linears, use_stored_head
+from reference_impl.models.quantization.mixed_up import check_forms, check_tied
+from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
@@ -50,7 +52,7 @@ def load_model(
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) keeps its
+    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ, ...) keeps its
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     """
     folder = Path(folder)
@@ -66,7 +68,9 @@ def load_model(
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     table = _table(model, folder)
-    check_forms(model.linears(), files)
+    if own and config.tied_embeddings and linear_method is not None:
+        check_tied(files, folder / "config.json")
+    check_forms(all_linears(model), files)
     fill(model, table, files, spare_tensors(model))
     return _finished(model, folder)
 
@@ -141,7 +145,11 @@ def build_model(
         raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
     methods = methods_of(linear_method)
     model = new_model(config, dtype, device, max_position, methods, chosen)
-    model.head = choose_head(methods("lm_head"), config, dtype, device)
+    head = methods("lm_head")
+    if isinstance(head, Stored) and model.lm_head is not None:
+        use_stored_head(model, head)
+    else:
+        model.head = choose_head(head, config, dtype, device)
     if device.type == "cpu":  # pages are committed when written, and then the system kills a process
         what = f"{model.num_parameters():,} weights"
         remedy = "use a smaller model, dtype='bfloat16', or quantization"
@@ -186,7 +194,7 @@ def dummy_model(
 
 def num_bytes(model: Decoder) -> int:
     """Memory of all weights as they are stored."""
-    linears = model.linears()
+    linears = all_linears(model)
     others = model.num_parameters() - sum(linear.num_parameters() for linear in linears)
     return others * model.dtype.itemsize + sum(linear.weight_bytes() for linear in linears)
 

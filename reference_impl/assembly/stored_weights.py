@@ -39,8 +39,9 @@ from reference_impl.models.quantization.config_fields import Fields
 from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded
 from reference_impl.models.quantization.converted import Path as Form
 from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
+from reference_impl.models.quantization.head import all_linears
 from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf
-from reference_impl.models.quantization.mixed_up import tensor_shapes
+from reference_impl.models.quantization.mixed_up import stored_head, tensor_shapes
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
     CpuFourBits,
@@ -51,6 +52,7 @@ from reference_impl.models.quantization.paths import (
     Fp8Blocks,
 )
 from reference_impl.models.quantization.stored import Stored
+from reference_impl.models.quantization.torchao import refuse_pickled, torchao_layouts
 from reference_impl.models.sizes import least_weights
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -70,8 +72,19 @@ def stored_methods(
         return None
     if config.architecture != "Phi3ForCausalLM":
         raw = with_parts(raw)
-    shapes = tensor_shapes(weight_files(folder)) if isinstance(raw, dict) and raw.get("quant_method") == "fp8" else {}
-    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device, kernels, free)
+    return methods_of_layouts(_layouts(raw, path), config, dtype, device, kernels, free)
+
+
+def _layouts(raw: Any, path: Path) -> LayoutOf:
+    """`layouts`, and what only the headers of the files beside config.json say."""
+    folder, method = path.parent, raw.get("quant_method") if isinstance(raw, dict) else None
+    if method == "torchao":
+        refuse_pickled(folder)
+        return torchao_layouts(folder, weight_files(folder))
+    layout_of = layouts(raw, str(path), tensor_shapes(weight_files(folder)) if method == "fp8" else {})
+    # Of lm_head some configs say nothing, and mean that it is not quantized: so its tensors are looked at.
+    plain_head = layout_of("lm_head") is not None and not stored_head(weight_files(folder))
+    return lambda name: None if name == "lm_head" and plain_head else layout_of(name)
 
 
 def with_parts(raw: Any) -> Any:
@@ -108,7 +121,7 @@ def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
         return fp8_layouts(raw, where, shapes or {})
     if method == "compressed-tensors":
         return compressed_layouts(raw, where)
-    known = "compressed-tensors, fp8, gptq or awq (others need a method: load_model(..., linear_method=...))"
+    known = "compressed-tensors, fp8, gptq, awq or torchao (others need a method: load_model(..., linear_method=...))"
     raise get.error("quant_method", known, method)
 
 
@@ -143,7 +156,7 @@ def paths_of(model: object) -> Counter[str]:
     """How many of a model's linear layers whose weights came quantized are multiplied in which way. Empty for a model
     that computes in another process: what is here then has no layers."""
     found: Counter[str] = Counter()
-    for linear in model.linears() if isinstance(model, Decoder) else ():
+    for linear in all_linears(model) if isinstance(model, Decoder) else ():
         if isinstance(linear.method, Stored):
             form = linear.method.path(linear.params) if isinstance(linear.method, Converted) else None
             found[PER_PRODUCT if form is None else form.name] += 1
@@ -214,8 +227,8 @@ def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
 def spare_tensors(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
     """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias."""
     return {
-        f"{linear.name.rpartition('.')[0]}.{part}.bias": _zero_bias
-        for linear in model.linears()
+        f"{linear.name.rpartition('.')[0]}.{part}.bias".lstrip("."): _zero_bias
+        for linear in all_linears(model)
         if isinstance(linear.method, Stored) and not linear.has_bias
         for part, layout in linear.method.layouts.items()
         if isinstance(layout, Gptq)

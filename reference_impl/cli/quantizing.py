@@ -22,16 +22,22 @@ if TYPE_CHECKING:
 
 _SCANNED = 4  # calibration rows that the scan of --bits looks at
 _METHOD = (
-    "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), smoothquant (to w8a8), or the name of a scheme, "
-    "rounded to nearest."
+    "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), gptq-int3, gptq-int2, smoothquant (to w8a8), or the "
+    "name of a scheme, rounded to nearest."
 )
 _SCHEME = (
-    "int4, int4-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-block, nvfp4, mxfp4, mxfp8, nf4, ternary."
+    "int4, int4-zeros, int3, int3-zeros, int2, int2-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-static, "
+    "fp8-block, nvfp4, nvfp4-w4a4, mxfp4, mxfp4-w4a4, mxfp8, nf4, ternary."
 )
 
 _BITS = (
     "Mixed precision: no more bits a weight than this in the mean, all scales counted. Each linear layer gets the "
     "scheme of --choices that a scan finds best: it loads the whole model and needs --calibration."
+)
+
+_LM_HEAD = (
+    "Quantize lm_head, too, to this scheme (int8, fp8, ...), rounded to nearest. One that is tied to the embedding is "
+    "written beside it, which stays as it is."
 )
 
 _TASKS = (
@@ -61,6 +67,7 @@ def quantize(
         bool | None,
         typer.Option(help="Search how much of each group's extremes to cut; default: awq does, others don't."),
     ] = None,
+    lm_head: Annotated[str | None, typer.Option("--lm-head", help=_LM_HEAD)] = None,
     bits: Annotated[float | None, typer.Option(min=1, help=_BITS)] = None,
     choices: Annotated[str, typer.Option(help="With --bits: schemes, between commas.")] = "int4,int8",
 ) -> None:
@@ -80,7 +87,7 @@ def quantize(
             fail(f"--method: expected one of {', '.join(METHODS)}, got {method!r}", 2)
         recipe = replace(
             METHODS[method], scheme=scheme or METHODS[method].scheme, group_size=group_size, damping=damping,
-            act_order=act_order, alpha=alpha, clip=METHODS[method].clip if clip is None else clip,
+            act_order=act_order, alpha=alpha, clip=METHODS[method].clip if clip is None else clip, lm_head=lm_head,
         )  # fmt: skip
         source = folder_of(model)
         tokens = None
@@ -158,6 +165,9 @@ def _say_report(output: Path, report: dict[str, Any]) -> None:
         typer.echo(f"  packed, the quantized weights would be {report['quantized_bytes'] / 1e6:.2f} MB")
     else:
         typer.echo(f"  {report['quantized_bytes'] / 1e6:.2f} MB, {report['form']}; all files {sizes}")
+    if head := report.get("lm_head"):
+        untied = ", untied from the embedding, which stays" if head["untied"] else ""
+        typer.echo(f"  lm_head: {head['bytes'] / 1e6:.2f} MB, {head['scheme']}{untied}")
     of = "outputs over the calibration rows" if report["layers"][0]["output_errors"] else "weights"
     shown = ", ".join(f"{kind} {error:.3f} (layer {index})" for kind, (error, index) in worst.items())
     typer.echo(f"  largest relative error of {of}: {shown}")

@@ -137,12 +137,12 @@ def gguf_layouts(file: GgufFile) -> LayoutOf:
 
 
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> Iterator[tuple[Path, str, Tensor]]:
-    """(file, Hugging Face's name, tensor): blocks of linear layers as they lie there; all else as floats."""
+    """(file, Hugging Face's name, tensor): blocks of linear layers and lm_head as they lie there, else floats."""
     for name, tensor in file.tensors.items():
         if name == _FACTORS:
             continue
         theirs, data = their_name(name) or name, file.raw(name)
-        if tensor.kind not in FLOATS and "_proj." not in theirs:
+        if tensor.kind not in FLOATS and "_proj." not in theirs and theirs != "lm_head.weight":
             data = decode_blocks(data, tensor.kind).view(tensor.shape)
         part = name.split(".")[2:3]
         if file.metadata["general.architecture"] == "llama" and part in (["attn_q"], ["attn_k"]):

@@ -19,6 +19,7 @@ from reference_impl.core.linear import Linear
 from reference_impl.interfaces import NamesTensors, NamesTensorsOfParts, TensorSpec
 from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.models.quantization.head import StoredHead, all_linears
 
 _INDEX_BYTES = 64 << 20  # of an index; one of a trillion parameters has 20 MB
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
@@ -33,7 +34,7 @@ Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, 
 
 def finish(model: Decoder) -> None:
     """All weights are there: each linear layer may bring them into the form that it computes with."""
-    for linear in model.linears():
+    for linear in all_linears(model):
         linear.method.finish(linear.params)
 
 
@@ -73,7 +74,9 @@ def destinations(model: Decoder) -> dict[str, Destination]:
     plus_one = model.config.norm_plus_one
     table: dict[str, Destination] = {"model.embed_tokens.weight": _whole(model.embedding)}
     table |= {name: _norm(tensor, plus_one) for name, tensor in model.norms().items()}
-    if model.lm_head is not None:
+    if isinstance(model.head, StoredHead):
+        table |= _parts(model.head.linear)
+    elif model.lm_head is not None:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
@@ -97,7 +100,7 @@ def layer_destinations(layer: DecoderLayer) -> dict[str, Destination]:
 def _parts(linear: Linear) -> dict[str, Destination]:
     prefix = linear.name.rpartition(".")[0]
     return {
-        f"{prefix}.{part}.{name}": (spec, partial(linear.load, part, name))
+        f"{prefix}.{part}.{name}".lstrip("."): (spec, partial(linear.load, part, name))
         for part in linear.parts
         for name, spec in part_tensors(linear, part).items()
     }

@@ -73,6 +73,49 @@ def test_gptq_of_8_bits_is_unpacked_as_worked_out_by_hand() -> None:
     assert layout.weight(tensors, 4).tolist() == [[0.0, 127.0, -128.0, -1.0], *([[-128.0] * 4] * 3)]
 
 
+def test_gptq_of_3_bits_is_unpacked_as_worked_out_by_hand() -> None:
+    """32 codes in three words. Bits 0 to 29 of the first are codes 0 to 9; code 10 has its low two bits there and its
+    high one at the beginning of the second, and code 21 the low one there and two in the third (AutoGPTQ's
+    qlinear_cuda_old.py packs 10 + 1 + 10 + 1 + 10)."""
+    codes = [i % 8 for i in range(32)]
+    codes[10], codes[21] = 6, 5  # 0b110 and 0b101, both cut
+    first = sum(codes[i] << 3 * i for i in range(10)) | (0b10 << 30)
+    second = 0b1 | sum(codes[11 + i] << (3 * i + 1) for i in range(10)) | (0b1 << 31)
+    third = 0b10 | sum(codes[22 + i] << (3 * i + 2) for i in range(10))
+    stream = sum(0b011 << 3 * i for i in range(32))  # zero points 4 of all 32 outputs, stored less one
+    zeros = [stream >> 32 * word & 0xFFFFFFFF for word in range(3)]
+    tensors = {
+        "qweight": torch.cat((words(first, second, third)[:, None], torch.zeros(3, 31, dtype=torch.int32)), 1),
+        "qzeros": words(*zeros)[None],
+        "scales": torch.full((1, 32), 0.5).half(),
+        "g_idx": torch.zeros(32, dtype=torch.int32),
+    }
+    layout = Gptq(3, None, symmetric=True, act_order=False, version=1)
+    assert {name: spec.shape for name, spec in layout.specs(32, 32).items() if name in ("qweight", "qzeros")} == {
+        "qweight": (3, 32), "qzeros": (1, 3),
+    }  # fmt: skip
+    layout.check("qzeros", tensors["qzeros"])
+    assert layout.weight(tensors, 32)[0].tolist() == [(code - 4) / 2 for code in codes]
+    assert layout.weight(tensors, 32)[1:].unique().tolist() == [-2.0]
+    coded = layout.coded(tensors, 32)
+    assert coded is not None
+    assert coded.scheme.numbers == "int3"
+    assert torch.equal(coded.weight(), layout.weight(tensors, 32))
+
+
+def test_gptq_of_2_bits_is_unpacked_as_worked_out_by_hand() -> None:
+    """Sixteen codes in a word: 3, 2, 1, 0 again and again; zero point 2, stored as 1."""
+    tensors = {
+        "qweight": torch.cat((words(0x1B1B1B1B)[:, None], torch.zeros(1, 15, dtype=torch.int32)), 1),
+        "qzeros": words(0x55555555)[None],
+        "scales": torch.ones(1, 16).half(),
+        "g_idx": torch.zeros(16, dtype=torch.int32),
+    }
+    layout = Gptq(2, 16, symmetric=True, act_order=False, version=1)
+    layout.check("qzeros", tensors["qzeros"])
+    assert layout.weight(tensors, 16)[0].tolist() == [1.0, 0.0, -1.0, -2.0] * 4
+
+
 def test_awq_is_unpacked_as_worked_out_by_hand() -> None:
     """One word a row: its 4 bits from the lowest up are outputs 0 2 4 6 1 3 5 7. Output o has code o at input 0, and
     code 8 at input 1; zero point 15 - o; scale 1/4."""
@@ -197,7 +240,7 @@ def test_configs_say_which_layers_are_quantized_and_how() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (GPTQ | {"bits": 3}, r"quantization_config.bits: expected 4 or 8 \(2 and 3 are not read\), found 3"),
+        (GPTQ | {"bits": 5}, r"quantization_config.bits: expected 2 or 3 or 4 or 8, found 5"),
         (GPTQ | {"group_size": 0}, "group_size: expected a number of inputs, or -1 for all, found 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2.*found 'marlin'"),
         (GPTQ | {"desc_act": "no"}, "desc_act: expected true or false, found 'no'"),

@@ -220,7 +220,7 @@ def test_scales_that_cannot_be_are_named(bad: float, written) -> None:
     [
         (
             {"quant_method": "bitsandbytes"},
-            "quant_method: expected compressed-tensors, fp8, gptq or awq.*'bitsandbytes'",
+            "quant_method: expected compressed-tensors, fp8, gptq, awq or torchao.*'bitsandbytes'",
         ),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme: expected none"),
         ({"format": "marlin-24"}, "format: expected one of pack-quantized.*found 'marlin-24'"),

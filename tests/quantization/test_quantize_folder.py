@@ -27,7 +27,7 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.quantization.forms import Dense, Packed
 from reference_impl.models.quantization.layouts import OfScheme
-from reference_impl.models.quantization.one_layer import Part
+from reference_impl.models.quantization.one_layer import Part, input_scales
 from reference_impl.models.quantization.peak_memory import peak_bytes
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, SCHEMES, Recipe
@@ -84,21 +84,24 @@ def read_back(after: dict[str, Tensor], part: Part) -> tuple[Tensor, Fitted]:
 
 
 def num_bytes(scheme: Scheme, rows: int, columns: int) -> int:
-    """Of a matrix: codes, scales (and the shape of one packed in words); zero points of 4 bits, 8 outputs a word."""
-    bits = {"int4": 4, "e2m1": 4, "int8": 8, "e4m3": 8}[scheme.numbers]
+    """Of a matrix: codes, scales (and the shape of one packed in words); zero points as wide as a code, in whole words
+    for each column; four bytes for the scale of inputs, where the file has one."""
+    bits = {"int2": 2, "int3": 3, "int4": 4, "e2m1": 4, "int8": 8, "e4m3": 8}[scheme.numbers]
+    words = scheme.numbers in ("int2", "int3", "int4") or (scheme.numbers == "int8" and not scheme.activations)
     size = {"channel": columns, "group": scheme.group_size or 0}
     if scheme.per in size:
         scales = rows * columns // size[scheme.per]
     else:
         scales = -(-rows // 128) * -(-columns // 128) if scheme.per == "block" else 1
     total = rows * columns * bits // 8 + scales * (2 if scheme.scales == "float" else 1)
-    total += 4 if scheme.scales == "e4m3" else 0
-    total += 16 if scheme.numbers == "int4" or (scheme.numbers == "int8" and not scheme.activations) else 0
-    return total + (0 if scheme.symmetric else -(-rows // 8) * 4 * columns // (scheme.group_size or 1))
+    total += (4 if scheme.scales == "e4m3" else 0) + (16 if words else 0)
+    total += 4 if scheme.activations is not None and scheme.activations.in_checkpoint else 0
+    return total + (0 if scheme.symmetric else -(-rows * bits // 32) * 4 * columns // (scheme.group_size or 1))
 
 
-PACKED = ("rtn", "int4-zeros", "int8", "w8a8", "w4a8", "fp8", "fp8-tensor", "fp8-block", "nvfp4", "mxfp4", "mxfp8",
-          "gptq", "awq", "smoothquant", "rotate", "rotate-gptq")  # fmt: skip
+PACKED = ("rtn", "int4-zeros", "int3", "int3-zeros", "int2", "int8", "w8a8", "w4a8", "fp8", "fp8-tensor", "fp8-static",
+          "fp8-block", "nvfp4", "nvfp4-w4a4", "mxfp4", "mxfp4-w4a4", "mxfp8", "gptq", "gptq-int3", "gptq-int2", "awq",
+          "smoothquant", "rotate", "rotate-gptq")  # fmt: skip
 
 
 @pytest.mark.parametrize("method", PACKED)
@@ -193,6 +196,30 @@ def test_layers_with_other_schemes_are_named(make_folder: MakeFolder, tmp_path: 
         found |= (own := set(linear.method.layouts.values()))
         assert {layout.scheme for layout in own} == {recipe.scheme_of(linear.name, linear.in_features)}
     assert len(found) == 3
+
+
+def test_scales_of_inputs_are_of_the_largest_number_that_calibration_saw(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    """By hand for the first product, whose input is the norm of the embedding: NVFP4's divides so that the largest
+    group has e4m3's largest scale, 448 x 6 / |x|; a static one is |x| / 448."""
+    source = make_folder()
+    before = tensors(source)
+    x = before["model.embed_tokens.weight"][TOKENS.flatten()]
+    x = x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * before["model.layers.0.input_layernorm.weight"]
+    largest = float(x.abs().max())
+    for method, word, expected in (
+        ("nvfp4-w4a4", "input_global_scale", 448 * 6 / largest),
+        ("fp8-static", "input_scale", largest / 448),
+    ):
+        quantize_folder(Job(source, tmp_path / method, METHODS[method], TOKENS))
+        after = tensors(tmp_path / method)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            assert after[f"model.layers.0.self_attn.{part}.{word}"].item() == pytest.approx(expected, rel=1e-5)
+        with pytest.raises(ValueError, match="expected tokens, since this method looks at activations"):
+            quantize_folder(Job(source, tmp_path / "none", METHODS[method]))
+        with pytest.raises(ValueError, match="expected tokens that reach model.layers.0.mlp.down_proj"):
+            input_scales(SCHEMES[method], None, "model.layers.0.mlp.down_proj")
 
 
 def test_parts_of_one_product_share_nvfp4_s_tensor_scale(make_folder: MakeFolder, tmp_path: Path) -> None:

@@ -32,8 +32,10 @@ def small_float(code: int, exponent_bits: int, mantissa_bits: int, bias: int) ->
 
 
 VALUES = {
+    "int2": [-2.0, -1.0, 0.0, 1.0],
+    "int3": [float(i) for i in range(-4, 4)],
     "int4": [float(i) for i in range(-8, 8)],
-    "int8": [float(i) for i in range(-128, 128)],
+    **{f"int{bits}": [float(i) for i in range(-(1 << bits - 1), 1 << bits - 1)] for bits in (5, 6, 7, 8)},
     "ternary": [-1.0, 0.0, 1.0],
     "e2m1": [small_float(c, 2, 1, 1) for c in range(16)],
     "e4m3": [small_float(c, 4, 3, 7) for c in range(256) if c % 128 != 127],
@@ -196,11 +198,11 @@ def test_bits_are_those_of_codes_scales_zeros_and_tensor_scale() -> None:
 
 def test_what_does_not_go_together_is_named() -> None:
     for wrong, message in [
-        ({"numbers": "int3", "per": "tensor"}, "numbers: expected one of int4.*got 'int3'"),
+        ({"numbers": "int9", "per": "tensor"}, "numbers: expected one of int2.*got 'int9'"),
         ({"numbers": "int4", "per": "row"}, "per: expected tensor.*got 'row'"),
         ({"numbers": "int4", "per": "group"}, "group_size: expected a number of inputs"),
         ({"numbers": "int4", "per": "tensor", "group_size": 8}, "group_size: .*for per='group' only, got 8"),
-        ({"numbers": "e4m3", "per": "tensor", "symmetric": False}, "expected int4 or int8, got e4m3"),
+        ({"numbers": "e4m3", "per": "tensor", "symmetric": False}, "expected integers, got e4m3"),
         ({"numbers": "int8", "per": "group", "group_size": 32, "scales": "e8m0"}, "expected floats.*got int8"),
     ]:
         with pytest.raises(ValueError, match=message):

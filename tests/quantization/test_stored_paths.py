@@ -315,18 +315,30 @@ def test_ragged_blocks_of_several_parts_are_not_joined() -> None:
     assert product(Converted(of_parts(BLOCKS, 2), F16, CPU, paths=[form]), [256, 40], 192)[1] < 4e-3
 
 
-def test_a_static_scale_of_activations_leaves_a_layer_stored() -> None:
+@pytest.mark.parametrize(("scales", "path"), [((0.5, 0.5), "decoded once"), ((0.5, 0.25), None)])
+def test_parts_that_scale_their_input_differently_leave_a_layer_stored(
+    scales: tuple[float, float], path: str | None
+) -> None:
+    """0.7 is 1 step of 0.5 and 3 of 0.25."""
     scheme = Scheme("int8", "channel", activations=Activations("int8", "tensor", dynamic=False))
-    method = Converted(of_parts(scheme), F32, CPU, paths=[Decoded(UnquantizedLinear(F32, CPU))])
-    method.tensors_of("part_0", 32, 4, bias=False)
-    params = method.create(32, 4, False)
-    fitted = fit(normal(4, 32), scheme)
-    for name, tensor in tensors_of(encode(normal(4, 32), scheme, fitted), scheme, fitted).items():
-        method.load(params, name, tensor, 0)
-    method.load(params, "input_scale", torch.tensor([0.5]), 0)
+    method = Converted(of_parts(scheme, 2), F32, CPU, paths=[Decoded(UnquantizedLinear(F32, CPU))])
+    weights = []
+    for part in range(2):
+        method.tensors_of(f"part_{part}", 32, 4, bias=False)
+    params = method.create(32, 8, False)
+    for part, scale in enumerate(scales):
+        weight = normal(4, 32, seed=part) if part else normal(4, 32)
+        fitted = fit(weight, scheme)
+        codes = encode(weight, scheme, fitted)
+        weights.append(decode(codes, scheme, fitted))
+        for name, tensor in tensors_of(codes, scheme, fitted).items():
+            method.load(params, name, tensor, 4 * part)
+        method.load(params, "input_scale", torch.tensor([scale]), 4 * part)
     method.finish(params)
-    assert method.path(params) is None
-    assert method.apply(params, torch.full((1, 32), 0.7)).shape == (1, 4)
+    assert (method.path(params).name if method.path(params) else None) == path
+    inputs = [torch.full((1, 32), round(0.7 / scale) * scale) for scale in scales]
+    expected = torch.cat([x @ weight.T for x, weight in zip(inputs, weights, strict=True)], 1)
+    torch.testing.assert_close(method.apply(params, torch.full((1, 32), 0.7)), expected)
 
 
 def test_int4_with_zero_points_is_one_launch_with_its_neighbours() -> None:

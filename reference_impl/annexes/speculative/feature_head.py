@@ -49,6 +49,7 @@ from reference_impl.core.linear import Linear
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
+from reference_impl.models.quantization.head import StoredHead
 
 
 class FeatureHead:
@@ -108,7 +109,10 @@ class FeatureHead:
 def with_few_tokens(model: Decoder, tokens: Tensor) -> Decoder:
     """The model with logits of these tokens alone; all else is shared."""
     few = copy.copy(model)
-    few.lm_head = (model.embedding if model.lm_head is None else model.lm_head).index_select(0, tokens)
+    if isinstance(model.head, StoredHead):  # which has no matrix
+        few.lm_head = model.head.rows(tokens)
+    else:
+        few.lm_head = (model.embedding if model.lm_head is None else model.lm_head).index_select(0, tokens)
     few.head = F.linear
     return few
 

@@ -1,6 +1,6 @@
 """The layout of AutoGPTQ and GPTQModel (config.json: quant_method "gptq"): codes packed along the inputs.
 
-    qweight  int32 [in bits / 32, out]       code of input i in bits (i mod 8) x 4 and up of word i // 8 (8 bits: of 4)
+    qweight  int32 [in bits / 32, out]       code of input i from bit i x bits on of a column's words (`packing.py`)
     qzeros   int32 [groups, out bits / 32]   zero points, packed along the outputs
     scales   float [groups, out]
     g_idx    int32 [in]                      the group of each input
@@ -35,7 +35,7 @@ _VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 @dataclass(frozen=True)
 class Gptq:
-    """bits: 4 or 8. group_size: inputs of a group, None: one group for all. version: of the format, 1 or 2."""
+    """bits: 2, 3, 4 or 8. group_size: inputs of a group, None: one group for all. version: of the format, 1 or 2."""
 
     bits: int
     group_size: int | None
@@ -46,13 +46,13 @@ class Gptq:
     scheme: None = None  # with act-order, or a group that is cut short, a matrix has none: see `coded`
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
-        each = 32 // self.bits
+        each = 32 if self.bits == 3 else 32 // self.bits  # what fills whole words
         if in_features % each or out_features % each:
             raise ValueError(f"gptq of {self.bits} bits: expected inputs and outputs in multiples of {each}")
         groups = ceil(in_features / (self.group_size or in_features))  # the last one may be shorter
         return {
-            "qweight": TensorSpec((in_features // each, out_features), (torch.int32,)),
-            "qzeros": TensorSpec((groups, out_features // each), (torch.int32,)),
+            "qweight": TensorSpec((in_features * self.bits // 32, out_features), (torch.int32,)),
+            "qzeros": TensorSpec((groups, out_features * self.bits // 32), (torch.int32,)),
             "scales": TensorSpec((groups, out_features), (torch.float16, torch.bfloat16, torch.float32)),
             "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64)),
         }
@@ -87,8 +87,8 @@ class Gptq:
 
     def _zeros(self, qzeros: Tensor) -> Tensor:
         """int32 [groups, out]."""
-        each, most = 32 // self.bits, (1 << self.bits) - 1
-        stored = unpack_words(qzeros, self.bits, qzeros.shape[1] * each)
+        most = (1 << self.bits) - 1
+        stored = unpack_words(qzeros, self.bits, qzeros.shape[1] * 32 // self.bits)
         return (stored + 1) & most if self.version == 1 else stored
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
@@ -119,9 +119,7 @@ def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """Of a model's linear layers. ConfigError for what is not read, by name."""
     get = Fields(raw, where)
     layout = _layout(get)
-    form = raw.get("checkpoint_format") or raw.get("format")
-    if form is not None and form not in _VERSIONS:
-        raise get.error("checkpoint_format", "gptq or gptq_v2 (others are of one kernel: convert them)", form)
+    _version(get)
     get.one_of("pack_dtype", ("int32",))
     named, rules = get.raw.get("modules_in_block_to_quantize"), _rules(get, layout)
     if named is not None:
@@ -140,13 +138,20 @@ def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
 
 
 def _layout(get: Fields) -> Gptq:
-    bits = get.one_of("bits", (4, 8), " (2 and 3 are not read)", needed=True)
+    bits = get.one_of("bits", (2, 3, 4, 8), needed=True)
     size = get.size("group_size")
-    form = get.raw.get("checkpoint_format") or get.raw.get("format")
-    return Gptq(
-        bits, size, get.boolean("sym", True), get.boolean("desc_act", False),
-        _VERSIONS.get(form, 1) if isinstance(form, str) else 1,
-    )  # fmt: skip
+    return Gptq(bits, size, get.boolean("sym", True), get.boolean("desc_act", False), _version(get))
+
+
+def _version(get: Fields) -> int:
+    """Of the format: config.json may leave it out, and then means the first."""
+    names = [name for name in ("checkpoint_format", "format") if get.raw.get(name) is not None]
+    if not names:
+        return 1
+    form = get.raw[names[0]]
+    if not isinstance(form, str) or form not in _VERSIONS:
+        raise get.error(names[0], "gptq or gptq_v2 (others are of one kernel: convert them)", form)
+    return _VERSIONS[form]
 
 
 def _rules(get: Fields, layout: Gptq) -> list[tuple[str, Gptq | None]]:

@@ -97,12 +97,15 @@ def schemes_of(config: ModelConfig, recipe: Recipe) -> dict[str, Scheme]:
         for linear in linears_of(layer):
             scheme = recipe.scheme_of(linear.name, linear.in_features)
             found |= {name: scheme for name, _ in part_rows(linear)}
+    if (head := recipe.head_scheme(config.hidden_size)) is not None:
+        found["lm_head"] = head
     return found
 
 
-def ignored(config: ModelConfig) -> list[str]:
-    """The checkpoint's names of matrices that are never quantized: embedding, output, routers of experts."""
-    found = ["lm_head", "model.embed_tokens"]
+def ignored(config: ModelConfig, head: bool = True) -> list[str]:
+    """The checkpoint's names of matrices that are not quantized: embedding, output (but for head=False), routers of
+    experts."""
+    found = [*(["lm_head"] if head else []), "model.embed_tokens"]
     for index in range(config.num_layers):
         mlp = new_layer(config, index, torch.float32, torch.device("meta")).mlp
         found += [f"{mlp.prefix}{name}" for name in getattr(mlp, "tensors", dict)()]

@@ -14,7 +14,7 @@ from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
 from reference_impl.models.quantization.tensors import in_words
 
-_NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "e4m3", ("float", 4): "e2m1"}
+_NUMBERS = {**{("int", bits): f"int{bits}" for bits in range(2, 9)}, ("float", 8): "e4m3", ("float", 4): "e2m1"}
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
@@ -86,9 +86,7 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
     if not isinstance(weights, dict):
         raise _error(where, f"{field}.weights", "an object", weights)
     kind = _kind(weights, where, f"{field}.weights")
-    strategy, size = weights.get("strategy"), weights.get("group_size")
-    if strategy is None:
-        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    strategy, size = _strategy(weights), weights.get("group_size")
     per: Any = {"tensor_group": "group"}.get(strategy, strategy) if isinstance(strategy, str) else None
     if per not in ("tensor", "channel", "group", "block"):
         raise _error(where, f"{field}.weights.strategy", "tensor, channel, group, tensor_group or block", strategy)
@@ -113,10 +111,18 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
         raise ConfigError(f"{where}: quantization_config.{field}: {wrong}") from None
 
 
+def _strategy(args: Mapping[str, Any]) -> Any:
+    """Where it is left out, group_size says it."""
+    strategy, size = args.get("strategy"), args.get("group_size")
+    if strategy is not None:
+        return strategy
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
 def _kind(args: Mapping[str, Any], where: str, field: str) -> Any:
     key = args.get("type", "int"), args.get("num_bits", 8)
     if not isinstance(key[0], str) or type(key[1]) is not int or key not in _NUMBERS:
-        raise _error(where, field, "type and num_bits: int of 4 or 8, float of 4 or 8", f"{key[0]!r}, {key[1]!r}")
+        raise _error(where, field, "type and num_bits: int of 2 to 8, float of 4 or 8", f"{key[0]!r}, {key[1]!r}")
     return _NUMBERS[key]
 
 
@@ -126,7 +132,7 @@ def _activations(args: object, where: str, field: str) -> Activations | None:
     if not isinstance(args, dict):
         raise _error(where, field, "an object", args)
     kind, dynamic, size = _kind(args, where, field), args.get("dynamic", False), args.get("group_size")
-    per: Any = args.get("strategy") or "tensor"
+    per: Any = _strategy(args)
     form = (kind, per, size, dynamic) if args.get("symmetric", True) is True else None
     if form == ("e2m1", "tensor_group", 16, "local"):
         return Activations("e2m1", "group", True, 16, scales="e4m3")

@@ -99,8 +99,9 @@ class Converted(Stored):
         first, *others = self.layouts.values()
         if any(other.activations != first.activations for other in others):
             return
-        if first.activations is not None and first.activations.in_checkpoint:
-            return  # each part may have a scale of its own for its input
+        scales = [self.input_scale(params, start) for start in self.starts()]
+        if any(s is not None and scales[0] is not None and not torch.equal(s, scales[0]) for s in scales):
+            return  # each part rounds its input with a scale of its own
         parts = [
             Pieces(layout, self.tensors_at(params, start), self.in_features)
             for start, layout in zip(self.starts(), self.layouts.values(), strict=True)
@@ -116,6 +117,8 @@ class Converted(Stored):
                     del params[name]
                 params.update(found)
                 params[path.name] = torch.empty(0)
+                if scales[0] is not None:
+                    params["0.input_scale"] = scales[0]
                 return
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class Converted(Stored):
             return super().apply(params, x)
         activations = next(iter(self.layouts.values())).activations
         if activations is not None and not path.rounds:
-            x = round_activations(x, activations)
+            x = round_activations(x, activations, self.input_scale(params, 0))
         y = path.product(params, x)
         return y.add_(params["bias"]) if "bias" in params else y
 

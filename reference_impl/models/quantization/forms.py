@@ -30,7 +30,7 @@ class Packed:
     name = "compressed-tensors"
 
     def tensors(self, part: Part) -> dict[str, Tensor]:
-        return tensors_of(part.codes, part.scheme, part.fitted)
+        return tensors_of(part.codes, part.scheme, part.fitted) | part.inputs
 
     def config(self, raw: dict[str, Any], schemes: Mapping[str, Scheme], ignored: Sequence[str]) -> dict[str, Any]:
         return raw | {"quantization_config": config_of_layers(schemes, ignored)}

@@ -11,6 +11,7 @@ channel's, only the tensors themselves say: so their shapes are looked at.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_codes, check_scales
 from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme
 
 Shapes = Mapping[str, list[int]]  # {name of a tensor in the checkpoint: its shape}
@@ -59,6 +60,8 @@ class Fp8:
     def check(self, name: str, tensor: Tensor) -> None:
         if "scale" in name:
             check_scales(tensor)
+        elif name == "weight":
+            check_codes(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return self.coded(tensors, in_features).weight()
@@ -104,5 +107,8 @@ def _layout(block: list[int] | None, static: bool, shapes: Shapes) -> Fp8:
 
 
 def _first(shapes: Shapes, words: tuple[str, ...], default: str) -> str:
-    """The first tensor of a layer's whose name ends so, or the default."""
-    return next((name for name in shapes if name.startswith("model.") and name.endswith(words)), default)
+    """The first tensor of a layer's whose name ends so, or the default; of several words with the commonest one, so
+    that an error names the layer that has another."""
+    found = [name for name in shapes if name.startswith("model.") and name.rpartition(".")[2] in words]
+    counts = Counter(name.rpartition(".")[2] for name in found)
+    return max(found, key=lambda name: counts[name.rpartition(".")[2]], default=default)

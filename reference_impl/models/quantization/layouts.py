@@ -1,7 +1,7 @@
 """How the matrix of a linear layer lies in a checkpoint: the tensors that there are, and the weight they stand for.
 
-Each format has its own file with a `Layout`: `auto_gptq.py`, `auto_awq.py`, `gguf_blocks.py`. Here are those of
-compressed-tensors and FP8, which a `Scheme` says, and of a matrix that is not quantized.
+Each format has its own file with a `Layout`: `auto_gptq.py`, `auto_awq.py`, `gguf_blocks.py`, `torchao.py`. Here are
+those of compressed-tensors and FP8, which a `Scheme` says, and of a matrix that is not quantized.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class OfScheme:
     def check(self, name: str, tensor: Tensor) -> None:
         if "scale" in name:
             check_scales(tensor)
+        elif name == "weight":
+            check_codes(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return self.coded(tensors, in_features).weight()
@@ -109,6 +111,18 @@ class Dense:
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> None:
         return None
+
+
+def check_codes(codes: Tensor) -> None:
+    """ValueError for floats of 8 bits that are not finite. All others stand for numbers."""
+    if codes.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return
+    least = 0x7F if codes.dtype is torch.float8_e4m3fn else 0x7C  # from here on bits are NaN or infinity
+    if wrong := int(((codes.view(torch.uint8) & 0x7F) >= least).sum()):
+        raise ValueError(
+            f"expected finite floats of 8 bits, found {wrong} of {codes.numel()} that are NaN or infinity: the file is "
+            "damaged, or its codes are of another format (FNUZ, integers)"
+        )
 
 
 def check_scales(scales: Tensor) -> None:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import TensorSpec
+from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.loader import CheckpointError, part_tensors
 from reference_impl.models.quantization.stored import Stored
 
@@ -24,7 +25,7 @@ def check_forms(linears: Iterable[Linear], files: list[Path]) -> None:
         if not isinstance(linear.method, Stored):
             continue
         for part, layout in linear.method.layouts.items():
-            name = f"{linear.name.rpartition('.')[0]}.{part}"
+            name = f"{linear.name.rpartition('.')[0]}.{part}".lstrip(".")
             expected, found = part_tensors(linear, part), by_part.get(name, {})
             wrong = _difference(expected, found)
             if wrong:
@@ -33,6 +34,21 @@ def check_forms(linears: Iterable[Linear], files: list[Path]) -> None:
                     f"{', '.join(map(str, files))}: {name}: config.json's quantization_config says {layout}; {wrong}: "
                     f"{form}"
                 )
+
+
+def stored_head(files: list[Path]) -> list[str]:
+    """Last words of the names of an lm_head's tensors, if it is not a plain matrix; headers only."""
+    words = list(_headers(files).get("lm_head", {}))
+    return [] if set(words) <= {"weight", "bias"} else words
+
+
+def check_tied(files: list[Path], where: Path) -> None:
+    """ConfigError where a model that ties its lm_head to the embedding has a quantized one."""
+    if words := stored_head(files):
+        raise ConfigError(
+            f"{where}: tie_word_embeddings: expected false, since the files have an lm_head of its own, quantized "
+            f"({', '.join(words)}); found true: set it false, if this config.json was written with these weights"
+        )
 
 
 def _difference(expected: Mapping[str, TensorSpec], found: Shapes) -> str:
@@ -52,6 +68,8 @@ def form_of(found: Shapes, in_features: int, out_features: int) -> str:
         return f"{_packed(found['qweight'][0], in_features, out_features)}; {_whether_g_idx(found)}{correct}"
     if "B" in found or ("qweight" in found and "scales" not in found):
         return "these are of one kernel (Marlin), which is not read: take the checkpoint that they were made of"
+    if "_weight_qdata" in found:
+        return "these are torchao's; set quant_method to torchao, or take the config.json written with these weights"
     if "weight_packed" in found:
         return f"these are of compressed-tensors, packed; {correct}"
     if "weight" in found and any("scale" in word for word in found):

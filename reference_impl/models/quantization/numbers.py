@@ -1,6 +1,6 @@
 """The numbers that codes stand for: each format by its values, its rounding, and what a code is kept in.
 
-    int4, int8    the integer itself (int8), two's complement
+    int2 to int8  the integer itself (int8), two's complement
     e4m3, e5m2    8-bit floats: torch.float8_e4m3fn (largest 448, no infinity), torch.float8_e5m2 (largest 57,344)
     e2m1          uint8 0 to 15: sign x 8 + place among 0, 0.5, 1, 1.5, 2, 3, 4, 6 (OCP Microscaling Formats v1.0)
     nf4           uint8 0 to 15: place among 16 quantiles of a normal distribution (QLoRA, Dettmers et al. 2023)
@@ -43,7 +43,12 @@ class Numbers:
 FORMATS = {
     numbers.name: numbers
     for numbers in (
+        Numbers("int2", 2, 1.5, torch.int8, -2, 1),
+        Numbers("int3", 3, 3.5, torch.int8, -4, 3),
         Numbers("int4", 4, 7.5, torch.int8, -8, 7),
+        Numbers("int5", 5, 15.5, torch.int8, -16, 15),
+        Numbers("int6", 6, 31.5, torch.int8, -32, 31),
+        Numbers("int7", 7, 63.5, torch.int8, -64, 63),
         Numbers("int8", 8, 127.5, torch.int8, -128, 127),
         Numbers("e4m3", 8, 448.0, torch.float8_e4m3fn),
         Numbers("e5m2", 8, 57344.0, torch.float8_e5m2),

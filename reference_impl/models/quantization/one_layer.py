@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,22 +21,26 @@ from reference_impl.models.quantization.by_layer import linears_of, part_rows
 from reference_impl.models.quantization.calibration import Outputs, Rows, Statistics
 from reference_impl.models.quantization.folding import Fold, folds, matrix
 from reference_impl.models.quantization.gptq import gptq, output_error
+from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.rotation import rotate_layer
 from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
 from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
 
+_HEAD_ROWS = 4096  # that are rounded at once
 SMOOTHED = ("qkv_proj", "gate_up_proj")  # what stands behind a norm
 
 
 @dataclass
 class Part:
-    """One of the checkpoint's matrices [out, in], as it is stored. name: without the last word of its tensors."""
+    """One of the checkpoint's matrices [out, in], as it is stored. name: without the last word of its tensors.
+    inputs: {last word of its name: tensor}, what a product rounds its inputs with (`input_scales`)."""
 
     name: str
     codes: Tensor
     scheme: Scheme
     fitted: Fitted
+    inputs: dict[str, Tensor] = field(default_factory=dict)
 
     def bits(self) -> float:
         """Of codes and scales, packed by something."""
@@ -122,16 +126,40 @@ def block_error(
 
 def _round(layer: DecoderLayer, rows: Rows | None, linear: Linear, recipe: Recipe, result: Result) -> None:
     scheme, weight = recipe.scheme_of(linear.name, linear.in_features), matrix(linear)
-    gram, original = None, weight.contiguous()
-    if rows is not None and (recipe.rounding == "gptq" or recipe.clip):
-        gram = rows.watch(layer, linear, Statistics()).gram
-        if gram is None:
+    gram, original, inputs = None, weight.contiguous(), {}
+    wants_gram = recipe.rounding == "gptq" or recipe.clip
+    wants_scale = scheme.activations is not None and scheme.activations.in_checkpoint
+    if rows is not None and (wants_gram or wants_scale):
+        seen = rows.watch(layer, linear, Statistics(wants_gram))
+        gram = seen.gram
+        if seen.max_abs is None:
             result.unseen.append(linear.name)
-    result.parts += round_into(weight, original, linear, gram, scheme, recipe)
+        if wants_scale:
+            inputs = input_scales(scheme, seen.max_abs, linear.name)
+    parts = round_into(weight, original, linear, gram, scheme, recipe)
+    result.parts += [replace(part, inputs={name: t.clone() for name, t in inputs.items()}) for part in parts]
     result.weight_errors[linear.name] = float((original - weight).norm() / original.norm().clamp(min=1e-30))
     if gram is not None:
         whole = output_error(original, original.new_zeros(()), gram)
         result.output_errors[linear.name] = (output_error(original, weight, gram) / max(whole, 1e-30)) ** 0.5
+
+
+def input_scales(scheme: Scheme, max_abs: Tensor | None, name: str) -> dict[str, Tensor]:
+    """What the checkpoint has for the inputs of a scheme whose activations are not scaled by themselves alone, float32
+    [1]: of a static scheme input_scale, what they are divided by; of NVFP4 input_global_scale, which divides the scale
+    of each group, so that the largest group's is e4m3's largest number. max_abs [in]: over the calibration tokens;
+    ValueError where no token reached the layer `name`."""
+    if max_abs is None:
+        raise ValueError(
+            f"calibration: expected tokens that reach {name}, whose inputs are scaled by what was seen of them, got "
+            "none: use more rows, or a scheme that scales inputs by themselves (fp8, mxfp4-w4a4)"
+        )
+    assert scheme.activations is not None
+    reach, largest = FORMATS[scheme.activations.numbers].reach, max_abs.amax().float().reshape(1)
+    largest = largest.clamp(min=2.0**-100)  # inputs that were all 0 are codes of 0 with any scale
+    if scheme.activations.dynamic:
+        return {"input_global_scale": 448.0 * reach / largest}
+    return {"input_scale": largest / reach}
 
 
 def round_into(
@@ -155,6 +183,21 @@ def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) 
         return found.codes, found.fitted
     fitted = fit(weight, scheme)
     return encode(weight, scheme, fitted), fitted
+
+
+def round_head(weight: Tensor, scheme: Scheme) -> Part:
+    """lm_head [vocab_size, hidden_size], rounded to nearest; some rows at a time where these share no scale."""
+    alone = scheme.per in ("channel", "group") and scheme.scales != "e4m3"
+    pieces = []
+    for rows in weight.split(_HEAD_ROWS if alone else len(weight)):
+        fitted = fit(rows.float(), scheme)
+        pieces.append((encode(rows.float(), scheme, fitted), fitted))
+    if len(pieces) == 1:
+        codes, fitted = pieces[0]
+        return Part("lm_head", codes, scheme, fitted)
+    codes = torch.cat([codes.view(torch.uint8) for codes, _ in pieces]).view(pieces[0][0].dtype)
+    zeros = None if scheme.symmetric else torch.cat([f.zeros for _, f in pieces if f.zeros is not None])
+    return Part("lm_head", codes, scheme, Fitted(torch.cat([fitted.scales for _, fitted in pieces]), zeros))
 
 
 def _pieces(linear: Linear, scheme: Scheme) -> list[slice]:

@@ -1,25 +1,42 @@
-"""Codes of 4 and 8 bits in wider integers, and out of them again: the first code lies in the lowest bits."""
+"""Codes of 2 to 8 bits in wider integers, and out of them again: the first code lies in the lowest bits.
+
+Words of 32 bits are one stream of bits: 32 codes fill as many words as a code has bits, and a code of 3 bits may begin
+in one word and end in the next. So both compressed-tensors and AutoGPTQ pack them.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+_WORD = 32
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
-    """[rows, n] integers 0 to 2^bits - 1 -> [rows, ceil(n bits / 32)] int32, padded with zeros. bits: 4 or 8."""
-    each = 32 // bits
-    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, -codes.shape[1] % each))
-    words = padded[:, ::each].int()
-    for place in range(1, each):  # one at a time: no copy of all codes in 32 bits
-        words |= padded[:, place::each].int() << (place * bits)
-    return words
+    """[rows, n] integers 0 to 2^bits - 1 -> [rows, ceil(n bits / 32)] int32, padded with zeros. bits: 1 to 8."""
+    count = -(-codes.shape[1] * bits // _WORD)
+    padded = F.pad(codes.to(torch.uint8), (0, -codes.shape[1] % _WORD)).unflatten(1, (-1, _WORD))
+    words = torch.zeros(*padded.shape[:2], bits, dtype=torch.int32, device=codes.device)
+    for place in range(_WORD):  # one at a time: no copy of all codes in 32 bits
+        word, shift = divmod(place * bits, _WORD)
+        words[..., word] |= padded[..., place].int() << shift
+        if shift + bits > _WORD:
+            words[..., word + 1] |= padded[..., place].int() >> (_WORD - shift)
+    return words.flatten(1)[:, :count].contiguous()
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     """What `pack_words` packed, [rows, count] int32."""
-    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :count]
+    padded = F.pad(words, (0, -words.shape[1] % bits)).unflatten(1, (-1, bits))
+    starts = torch.arange(0, _WORD * bits, bits, device=words.device)
+    word, shift = starts // _WORD, (starts % _WORD).int()
+    codes = (padded[..., word] >> shift) & ((1 << bits) - 1)
+    for place in (shift + bits > _WORD).nonzero().flatten().tolist():  # what `>>` put there is the sign, not the rest
+        low = _WORD - int(shift[place])
+        rest = padded[..., int(word[place]) + 1] << low
+        codes[..., place] = (codes[..., place] & ((1 << low) - 1)) | (rest & ((1 << bits) - 1))
+    return codes.flatten(1)[:, :count]
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:

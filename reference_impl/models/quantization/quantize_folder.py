@@ -23,7 +23,7 @@ from reference_impl.models.quantization.by_layer import Layers, ignored, kept_te
 from reference_impl.models.quantization.calibration import Rows
 from reference_impl.models.quantization.forms import Dense, Form, form_for
 from reference_impl.models.quantization.hadamard import random_rotation
-from reference_impl.models.quantization.one_layer import Result, quantize_layer
+from reference_impl.models.quantization.one_layer import Result, quantize_layer, round_head
 from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.rotation import rotated_embedding, rotated_head
 from reference_impl.models.quantization.tensors import without_form
@@ -95,7 +95,8 @@ class _Run:
         if job.recipe.rotate:
             self.rotation = random_rotation(layers.config.hidden_size, job.recipe.seed)
         self.others = layers.others()
-        if self.rotation is not None and "lm_head.weight" not in self.others:
+        self.unties = "lm_head.weight" not in self.others and (self.rotation is not None or bool(job.recipe.lm_head))
+        if self.unties:
             self.others.append("lm_head.weight")
         self.rows: Rows | None = None
         self.schemes = schemes_of(layers.config, job.recipe)
@@ -127,7 +128,7 @@ class _Run:
         work, count = self.job.work, self.layers.config.num_layers
         for place, name in enumerate(self.others):
             if not self.file(count + place).exists():
-                save({name: self._other(name)}, self.file(count + place))
+                save(self._others_tensors(name), self.file(count + place))
         self._stream(count).unlink(missing_ok=True)
         where: dict[str, str] = {}
         for number in range(count + len(self.others)):
@@ -160,6 +161,13 @@ class _Run:
     def _stream(self, index: int) -> Path:
         return self.job.work / f"stream-{index:05}.safetensors"
 
+    def _others_tensors(self, name: str) -> dict[str, Tensor]:
+        tensor = self._other(name)
+        if name != "lm_head.weight" or "lm_head" not in self.schemes:
+            return {name: tensor}
+        found = self.form.tensors(round_head(tensor, self.schemes["lm_head"]))
+        return {f"lm_head.{word}": one.contiguous() for word, one in found.items()}
+
     def _other(self, name: str) -> Tensor:
         tied = name == "lm_head.weight" and name not in self.layers.where
         tensor = self.layers.read("model.embed_tokens.weight" if tied else name)
@@ -175,9 +183,9 @@ class _Run:
 
     def _config(self) -> dict[str, Any]:
         raw: dict[str, Any] = json.loads((self.job.source / "config.json").read_text("utf-8"))
-        if self.rotation is not None:
+        if self.unties or self.rotation is not None:
             raw["tie_word_embeddings"] = False
-        return self.form.config(raw, self.schemes, ignored(self.layers.config))
+        return self.form.config(raw, self.schemes, ignored(self.layers.config, "lm_head" not in self.schemes))
 
     def _layer_report(self, result: Result, written: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         """bits: of what is written, if that is packed; else of codes and scales, if something packed them."""
@@ -205,9 +213,19 @@ class _Run:
             "quantized_bytes": bits / 8,
             "file_bytes": size,
             "file_bytes_before": sum(file.stat().st_size for file in self.layers.files),
+            **self._head_report(),
             **self.job.notes,
             "layers": layers,
         }
+
+    def _head_report(self) -> dict[str, Any]:
+        """bytes: of all tensors of a quantized lm_head. untied: whether it was the embedding's before, which stays."""
+        if "lm_head" not in self.schemes:
+            return {}
+        file = self.file(self.layers.config.num_layers + self.others.index("lm_head.weight"))
+        with safe_open(file, framework="pt") as handle:
+            size = sum(handle.get_tensor(name).nbytes for name in handle.keys())  # noqa: SIM118 (not a dict)
+        return {"lm_head": {"scheme": self.recipe.lm_head, "bytes": size, "untied": self.unties}}
 
 
 def _check(job: Job) -> None:

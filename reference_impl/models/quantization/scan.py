@@ -148,7 +148,9 @@ def stored_bits(part: Part) -> int:
     """Of all tensors of a matrix in a packed checkpoint; where none has its numbers, of codes and scales."""
     if not has_form(part.scheme):
         return round(part.bits())
-    return 8 * sum(tensor.nbytes for tensor in tensors_of(part.codes, part.scheme, part.fitted).values())
+    inputs = part.scheme.activations
+    scale = 32 if inputs is not None and inputs.in_checkpoint else 0  # of inputs, which a scan does not look at
+    return scale + 8 * sum(tensor.nbytes for tensor in tensors_of(part.codes, part.scheme, part.fitted).values())
 
 
 def _rounded(linear: Linear, recipe: Recipe) -> tuple[list[Part], Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from reference_impl.models.quantization.numbers import FORMATS, nearest_e4m3_scale, to_codes, to_values
 
 BLOCK = 128  # rows and columns of a block that shares a scale, where nothing else is said
-NumbersName = Literal["int4", "int8", "e4m3", "e5m2", "e2m1", "nf4", "ternary"]
+NumbersName = Literal["int2", "int3", "int4", "int5", "int6", "int7", "int8", "e4m3", "e5m2", "e2m1", "nf4", "ternary"]
 EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an e8m0 scale is set by
 
 
@@ -46,7 +46,7 @@ class Scheme:
 
     per: what shares a scale: the tensor; a channel (an output's row); a group of inputs of a row; a block.
     block: (outputs, inputs) of a block.
-    symmetric: else there is a zero point beside each scale, an integer in the codes' range (int4 and int8 only).
+    symmetric: else there is a zero point beside each scale, an integer in the codes' range (int2 to int8 only).
     scales: "float" of scale_dtype; "e4m3" with one float32 for the tensor (NVFP4); "e8m0", powers of two (MX).
     ValueError for what does not go together.
     """
@@ -67,8 +67,8 @@ class Scheme:
             raise ValueError(f"per: expected tensor, channel, group or block, got {self.per!r}")
         if (self.per == "group") != (self.group_size is not None) or (self.group_size or 1) < 1:
             raise ValueError(f"group_size: expected a number of inputs, for per='group' only, got {self.group_size!r}")
-        if not self.symmetric and self.numbers not in ("int4", "int8"):
-            raise ValueError(f"symmetric=False: expected int4 or int8, got {self.numbers}, which has no zero points")
+        if not self.symmetric and not self.numbers.startswith("int"):
+            raise ValueError(f"symmetric=False: expected integers, got {self.numbers}, which has no zero points")
         if min(self.block) < 1:
             raise ValueError(f"block: expected (outputs, inputs), 1 or more each, got {self.block}")
         if self.scales == "e8m0" and self.numbers not in EXPONENT:

@@ -18,6 +18,8 @@ from reference_impl.models.quantization.layouts import FLOATS, Layout
 from reference_impl.models.quantization.numbers import E8M0_BIAS, FORMATS, to_codes, to_values
 from reference_impl.models.quantization.scheme import EXPONENT, Activations
 
+_INPUT_SCALES = ("input_scale", "activation_scale", "input_global_scale", "_weight_act_quant_scale")
+
 
 class Stored:
     """A LinearMethod that `NamesTensorsOfParts`, of one layer. Each part (q_proj, ...) has a layout of its own, and its
@@ -54,7 +56,14 @@ class Stored:
             params["bias"][start : start + len(tensor)].copy_(tensor)
             return
         self.layout_at(start).check(name, tensor)
+        self._check_shape(name, tensor, start)
         params[f"{start}.{name}"] = tensor.to(self.device)
+
+    def _check_shape(self, name: str, tensor: Tensor, start: int) -> None:
+        """compressed-tensors says the shape of a packed matrix a second time, in a tensor."""
+        expected = [list(self._rows.values())[self.starts().index(start)], self.in_features]
+        if name == "weight_shape" and tensor.tolist() != expected:
+            raise ValueError(f"expected {expected}, the matrix's [outputs, inputs], found {tensor.tolist()}")
 
     def finish(self, params: dict[str, Tensor]) -> None:
         pass
@@ -76,14 +85,17 @@ class Stored:
         prefix = f"{start}."
         return {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
 
+    def input_scale(self, params: dict[str, Tensor], start: int) -> Tensor | None:
+        """What the checkpoint has to round the input with, of the part that begins at output `start`."""
+        names = (f"{start}.{word}" for word in _INPUT_SCALES)
+        return next((params[name] for name in names if name in params), None)
+
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         pieces = []
         for start, layout in zip(self.starts(), self.layouts.values(), strict=True):
             rounded = x
             if layout.activations is not None:
-                names = (f"{start}.{word}" for word in ("input_scale", "activation_scale", "input_global_scale"))
-                scale = next((params[name] for name in names if name in params), None)
-                rounded = round_activations(x, layout.activations, scale)
+                rounded = round_activations(x, layout.activations, self.input_scale(params, start))
             pieces.append(F.linear(rounded, self.weight(params, start, x.shape[1]).to(x.dtype)))
         y = torch.cat(pieces, 1)
         return y.add_(params["bias"]) if "bias" in params else y
@@ -97,9 +109,25 @@ def round_activations(x: Tensor, activations: Activations, scale: Tensor | None 
         assert activations.group_size is not None
         missing = -x.shape[1] % activations.group_size
         wide = F.pad(wide, (0, missing)).unflatten(1, (-1, activations.group_size))
+    if not activations.symmetric:
+        return _round_asymmetric(wide, activations).to(x.dtype)
     steps = _steps(wide, activations, scale)
     values = to_values(to_codes(wide / steps, activations.numbers), activations.numbers) * steps
     return values.reshape(len(x), -1)[:, : x.shape[1]].to(x.dtype)
+
+
+def _round_asymmetric(wide: Tensor, activations: Activations) -> Tensor:
+    """int8 from the least to the largest number of a token or of all, 0 among them, as torchao 0.18 rounds them."""
+    numbers = FORMATS[activations.numbers]
+    assert numbers.least is not None
+    assert numbers.most is not None
+    low, high = wide.amin(-1, keepdim=True).clamp(max=0), wide.amax(-1, keepdim=True).clamp(min=0)
+    if activations.per == "tensor":
+        low, high = low.amin(), high.amax()
+    steps = ((high - low) / (numbers.most - numbers.least)).clamp(min=torch.finfo(torch.float32).eps)
+    zeros = (numbers.least - (low / steps).round()).clamp(numbers.least, numbers.most)
+    codes = ((wide * (1 / steps)).round() + zeros).clamp(numbers.least, numbers.most)
+    return (codes - zeros) * steps
 
 
 def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """A quantized matrix as the tensors of a compressed-tensors checkpoint: what they must be, to them, and back.
 
-    int4, and int8 of groups     weight_packed int32 [out, in bits / 32], weight_shape; zero points packed along outputs
-    int8 of a channel or tensor  weight int8
+    int2 to int7; int8 alone     weight_packed int32 [out, in bits / 32], weight_shape; zero points packed along outputs
+    int8 with rounded inputs     weight int8
     e4m3                         weight float8_e4m3fn
     e2m1                         weight_packed uint8 [out, in / 2]; NVFP4: weight_global_scale, which divides, and
                                  input_global_scale where inputs are rounded, too
@@ -27,16 +27,18 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 def in_words(scheme: Scheme) -> bool:
     """Whether the codes are packed in words of 32 bits ("pack-quantized"). W8A8 is not: its codes are whole bytes."""
-    return scheme.numbers == "int4" or (scheme.numbers == "int8" and scheme.activations is None)
+    integers = FORMATS[scheme.numbers].least is not None and scheme.numbers in _HAVE_FORM
+    return integers and (scheme.numbers != "int8" or scheme.activations is None)
 
 
+_HAVE_FORM = ("int2", "int3", "int4", "int5", "int6", "int7", "int8", "e4m3", "e2m1")
 _GROUPS = {"float": None, "e4m3": 16, "e8m0": 32}  # of formats whose scales are a byte: NVFP4, MX
 
 
 def has_form(scheme: Scheme) -> bool:
     """Whether the format has a form for it."""
     size = _GROUPS[scheme.scales]
-    return scheme.numbers in ("int4", "int8", "e4m3", "e2m1") and size in (None, scheme.group_size)
+    return scheme.numbers in _HAVE_FORM and size in (None, scheme.group_size)
 
 
 def without_form(schemes: Iterable[Scheme]) -> list[str]:
@@ -64,7 +66,8 @@ def specs_of(scheme: Scheme, in_features: int, out_features: int, packed: bool |
     elif has_form(scheme):
         found["weight"] = TensorSpec((out_features, in_features), (FORMATS[scheme.numbers].code_dtype,))
     else:
-        raise ValueError(f"compressed-tensors: expected int4, int8, e4m3 or e2m1, got {scheme.numbers}: it has no form")
+        known = ", ".join(_HAVE_FORM)
+        raise ValueError(f"compressed-tensors: expected one of {known}, got {scheme.numbers}: it has no form")
     dtypes = {"float": _FLOATS, "e4m3": (torch.float8_e4m3fn,), "e8m0": (torch.uint8,)}[scheme.scales]
     found["weight_scale"] = TensorSpec((1,) if scheme.per == "tensor" else shape, dtypes)
     if scheme.scales == "e4m3":
