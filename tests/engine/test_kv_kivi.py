@@ -97,7 +97,7 @@ KINDS = {
     "full and windows": schedules.MODELS["full and windows"],
     "soft cap, two groups": {
         "architecture": "Gemma2ForCausalLM", "sliding_window": 6, "query_pre_attn_scalar": 8,
-        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
     },
 }  # fmt: skip
 
