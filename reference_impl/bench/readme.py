@@ -33,6 +33,8 @@ def written(results: Path) -> str:
         parts.append(gates_part(record))
     if record := _read(results / "against_llmcompressor.json"):
         parts.append(llmcompressor_part(record))
+    if record := _read(results / "kv_formats.json"):
+        parts.append(kv_formats_part(record))
     if record := _read(results / "compression.json"):
         parts.append(compression_part(record))
     return "\n\n".join(parts)
@@ -138,6 +140,26 @@ def llmcompressor_part(record: dict[str, Any]) -> str:
             f"{result['stamp']['date']}, commit {result['stamp']['commit']}."
         )
     return "\n".join([*lines, "The interval is that of the mean over draws, by Student's t."])
+
+
+def kv_formats_part(record: dict[str, Any]) -> str:
+    from reference_impl.bench import kv_formats
+
+    stamp, swapped = record["stamp"], sum(row["swapped_in"] for row in record["needles"].values())
+    kept = sum(row["guesses_kept"] for row in record["needles"].values())
+    return "\n".join([
+        "What a KV cache of fewer bits costs the course model (`python -m reference_impl.bench kv_formats`):", "",
+        kv_formats.markdown(record), "",
+        f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine answers "
+        "and nothing else; the same ones for all formats. The course model's own ability bounds it: it was trained on "
+        "contexts of up to 1,024 tokens, and finds fewer in float32, too, the further back they lie. Of all needles "
+        f"more or fewer than in float32, in points (95 %): {', '.join(kv_formats.lost(record, n) for n in kv_formats.FORMATS[1:])}. "
+        "Cache written and read with everything on: chunked prompts, batches, prefix cache, n-gram guesses "
+        f"({kept} times more than one token was kept) and swapping ({swapped} steps brought blocks back). KL in nats to "
+        f"float32, when keys and values at these distances alone are rounded, over {record['windows']} windows of "
+        f"{record['length']} tokens. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, commit "
+        f"{stamp['commit']}.",
+    ])  # fmt: skip
 
 
 def compression_part(record: dict[str, Any]) -> str:
