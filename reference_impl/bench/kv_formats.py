@@ -4,9 +4,9 @@
     python -m reference_impl.bench kv_formats --each 5      # fewer needles at each depth
 
 Needles are asked of the engine, all at once, in batches of chunked prompts and rows that decode, with the prefix cache,
-n-gram guesses and swapping on: so the cache of each format is written and read as when it serves. The answer is right if
-it is the code and nothing else. The same needles for all formats, so figures of two formats are paired. KL is that of
-`inferlab eval-kv`, in windows of a text that the course model was not trained on, as the fillers are.
+n-gram guesses and swapping on: so the cache of each format is written and read as when it serves. The answer is right
+if it is the code and nothing else. The same needles for all formats, so figures of two formats are paired. KL is that
+of `inferlab eval-kv`, in windows of a text that the course model was not trained on, as the fillers are.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def needles(model: str, each: int, depths: Sequence[int] = DEPTHS) -> dict[str, 
     found: dict[str, Any] = {}
     for name in FORMATS:
         llm = LLM(course_model(model), kv_dtype=name, **ON)
+        tokenizer: Any = llm.tokenizer
         filler, rows = llm.encode((TEXTS / "judged.txt").read_text("utf-8")), {}
         for depth in depths:
             rng = random.Random(depth)
             cases = [kv_quality.needle(llm, filler, depth, rng) for _ in range(each)]
             said = llm.generate([prompt for prompt, _ in cases], SamplingParams(max_tokens=12, temperature=0))
             rows[str(depth)] = [
-                output.text.strip() == llm.tokenizer.decode(answer)
-                for output, (_, answer) in zip(said, cases, strict=True)
+                output.text.strip() == tokenizer.decode(answer) for output, (_, answer) in zip(said, cases, strict=True)
             ]
         steps = llm.engine.trace.steps()
         found[name] = {

@@ -145,20 +145,22 @@ def llmcompressor_part(record: dict[str, Any]) -> str:
 def kv_formats_part(record: dict[str, Any]) -> str:
     from reference_impl.bench import kv_formats
 
-    stamp, swapped = record["stamp"], sum(row["swapped_in"] for row in record["needles"].values())
-    kept = sum(row["guesses_kept"] for row in record["needles"].values())
+    stamp, needles = record["stamp"], record["needles"]
+    swapped, kept = (sum(row[what] for row in needles.values()) for what in ("swapped_in", "guesses_kept"))
+    lost = ", ".join(kv_formats.lost(record, name) for name in kv_formats.FORMATS[1:])
     return "\n".join([
         "What a KV cache of fewer bits costs the course model (`python -m reference_impl.bench kv_formats`):", "",
         kv_formats.markdown(record), "",
-        f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine answers "
-        "and nothing else; the same ones for all formats. The course model's own ability bounds it: it was trained on "
-        "contexts of up to 1,024 tokens, and finds fewer in float32, too, the further back they lie. Of all needles "
-        f"more or fewer than in float32, in points (95 %): {', '.join(kv_formats.lost(record, n) for n in kv_formats.FORMATS[1:])}. "
-        "Cache written and read with everything on: chunked prompts, batches, prefix cache, n-gram guesses "
-        f"({kept} times more than one token was kept) and swapping ({swapped} steps brought blocks back). KL in nats to "
-        f"float32, when keys and values at these distances alone are rounded, over {record['windows']} windows of "
-        f"{record['length']} tokens. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, commit "
-        f"{stamp['commit']}.",
+        f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine "
+        "answers, with nothing else; the same ones for all formats. The course model's own ability bounds it: its "
+        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. Found of all "
+        "needles, beside "
+        f"float32, in points (95 %): {lost}.",
+        "The cache was written and read with everything on: chunked prompts, batches, prefix cache, n-gram guesses "
+        f"(more than one token kept {kept} times), swapping (in {swapped} steps blocks came back). KL in nats to "
+        f"float32 where keys and values at these distances alone are rounded, {record['windows']} windows of "
+        f"{record['length']} tokens of `texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "
+        f"commit {stamp['commit']}.",
     ])  # fmt: skip
 
 
