@@ -26,11 +26,11 @@ from reference_impl.interfaces import SamplingParams
 
 FORMATS = ("auto", "fp8", "int8", "int4", "kivi")
 DEPTHS = (16, 64, 256, 512, 900)  # tokens between needle and question
-EACH, EDGES, WINDOWS, LENGTH, BLOCK_SIZE = 60, (0, 64, 256), 12, 512, 16
+EACH, EDGES, WINDOWS, LENGTH, BLOCK_SIZE = 24, (0, 64, 256), 8, 512, 16
 ON: dict[str, Any] = {
     "dtype": "float32", "device": "cpu", "block_size": BLOCK_SIZE, "max_num_seqs": 8, "max_num_batched_tokens": 256,
     "prefix_cache": "hash", "speculative": "ngram", "num_drafts": 3, "preemption": "swap", "swap_bytes": 1 << 28,
-    "num_blocks": 130,
+    "num_blocks": 260,
 }  # fmt: skip
 
 
@@ -48,6 +48,7 @@ def needles(model: str, each: int, depths: Sequence[int] = DEPTHS) -> dict[str, 
             rows[str(depth)] = [
                 output.text.strip() == tokenizer.decode(answer) for output, (_, answer) in zip(said, cases, strict=True)
             ]
+            print(f"{name}, {depth} back: {sum(rows[str(depth)])} of {each} found", flush=True)
         steps = llm.engine.trace.steps()
         found[name] = {
             "found": rows,
