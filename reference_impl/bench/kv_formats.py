@@ -4,7 +4,7 @@
     python -m reference_impl.bench kv_formats --each 5      # fewer needles at each depth
 
 Needles are asked of the engine, all at once, in batches of chunked prompts and rows that decode, with the prefix cache,
-n-gram guesses and swapping on: so the cache of each format is written and read as when it serves. The answer is right
+n-gram guesses on, and swapping where blocks run out: so the cache of each format is written and read as when it serves. The answer is right
 if it is the code and nothing else. The same needles for all formats, so figures of two formats are paired. KL is that
 of `inferlab eval-kv`, in windows of a text that the course model was not trained on, as the fillers are.
 """
@@ -91,9 +91,9 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def lost(record: dict[str, Any], name: str) -> str:
-    """By how much of all needles fewer are found than in float32, with the middle 95 % of drawing needles anew."""
+    """By how much of all needles more are found than in float32, with the middle 95 % of drawing needles anew."""
     pairs = ((record["needles"][n]["found"][d] for n in (name, "auto")) for d in record["needles"][name]["found"])
-    each = [float(b) - float(a) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
+    each = [float(a) - float(b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     e = bootstrap(each)
     return f"{name} {100 * e.value:+.1f} ({100 * e.low:+.1f} to {100 * e.high:+.1f})"
 

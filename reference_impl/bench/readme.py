@@ -153,11 +153,11 @@ def kv_formats_part(record: dict[str, Any]) -> str:
         kv_formats.markdown(record), "",
         f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine "
         "answers, with nothing else; the same ones for all formats. The course model's own ability bounds it: its "
-        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. Found of all "
+        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. More found of all "
         "needles, beside "
         f"float32, in points (95 %): {lost}.",
-        "The cache was written and read with everything on: chunked prompts, batches, prefix cache, n-gram guesses "
-        f"(more than one token kept {kept} times), swapping (in {swapped} steps blocks came back). KL in nats to "
+        "The engine wrote and read the cache in chunked prompts, batches, prefix cache, n-gram guesses "
+        f"(more than one token kept {kept} times), blocks swapped back in {swapped} steps. KL in nats to "
         f"float32 where keys and values at these distances alone are rounded, {record['windows']} windows of "
         f"{record['length']} tokens of `texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "
         f"commit {stamp['commit']}.",
