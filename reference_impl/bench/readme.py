@@ -153,13 +153,12 @@ def kv_formats_part(record: dict[str, Any]) -> str:
         kv_formats.markdown(record), "",
         f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine "
         "answers, with nothing else; the same ones for all formats. The course model's own ability bounds it: its "
-        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. More found of all "
-        "needles, beside "
-        f"float32, in points (95 %): {lost}.",
-        "The engine wrote and read the cache in chunked prompts, batches, prefix cache, n-gram guesses "
-        f"(more than one token kept {kept} times), blocks swapped back in {swapped} steps. KL in nats to "
-        f"float32 where keys and values at these distances alone are rounded, {record['windows']} windows of "
-        f"{record['length']} tokens of `texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "
+        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. Found of all "
+        f"needles, minus float32's share, in points (95 %): {lost}.",
+        "The engine had chunked prompts, batches, prefix cache, n-gram guesses (more than one token kept "
+        f"{kept} times) and swapping on (blocks came back in {swapped} steps). KL in nats to float32 where keys and "
+        f"values at these distances alone are rounded, {record['windows']} windows of {record['length']} tokens of "
+        f"`texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "
         f"commit {stamp['commit']}.",
     ])  # fmt: skip
 
