@@ -181,13 +181,11 @@ def check_open_blocks(config: EngineConfig) -> None:
     stored = kv_format(config.kv_dtype)
     if stored is None or not stored.keys_by_channel:
         return
-    instead = f"kv_dtype={config.kv_dtype!r} {{}}: {{}}, or use kv_dtype='int4'"
-    if config.attention == "triton":
-        why = "has no kernel in Triton yet, and attention='triton' is given"
-        raise ConfigError(instead.format(why, "use attention='torch' or 'auto'"))
     if tree_of(config) is not None:
-        why = "rounds the keys of positions in a row, and guesses are a tree, whose nodes lie elsewhere"
-        raise ConfigError(instead.format(why, "use guesses in a chain"))
+        raise ConfigError(
+            f"kv_dtype={config.kv_dtype!r} rounds the keys of positions in a row, and guesses are a tree, whose nodes "
+            "lie elsewhere: use guesses in a chain, or use kv_dtype='int4'"
+        )
 
 
 def check_page_store(store: PageStore | LayeredPageStore) -> None:

@@ -140,11 +140,16 @@ def make_draft(
 
 def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
     c, stored = model.config, kv_format(config.kv_dtype)
-    if stored is not None and stored.keys_by_channel:
+    by_channel, with_triton = stored is not None and stored.keys_by_channel, computes_with_triton(model, config)
+    if by_channel and with_triton:
+        from reference_impl.annexes.kv_formats.open_triton import TritonOpenBlockAttention
+
+        return TritonOpenBlockAttention(c.attention_scale, c.attention_softcap)
+    if by_channel:
         from reference_impl.annexes.kv_formats.open_attention import OpenBlockAttention
 
         return OpenBlockAttention(c.attention_scale, model.dtype, c.attention_softcap)
-    if computes_with_triton(model, config):
+    if with_triton:
         from reference_impl.annexes.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
@@ -212,10 +217,11 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model
-    if not isinstance(model, FusedDecoder) or writes_and_attends(model.kernels, made.attention) is None:
+    skips = getattr(made.attention, "skips_padding", False)
+    if not isinstance(model, FusedDecoder) or not (skips or writes_and_attends(model.kernels, made.attention)):
         return (
-            "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
-            "needs attention='triton' and a model with kernels='triton'"
+            "rows that pad a batch must not be written to the cache, which only our kernels take care of: they need "
+            "attention='triton' and a model with kernels='triton'"
         )
     if not takes_bounds(made.attention):
         return f"{type(made.attention).__name__} reads lengths on the host, which a replay does not change"

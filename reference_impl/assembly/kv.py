@@ -49,6 +49,45 @@ class WithWindowsAndHostMemory(WindowedKVManager, WithHostMemory):
         return super()._to_save(request, num_computed)
 
 
+class StoredKVManager(FetchingKVManager, FullKVManager):
+    """Blocks of cancelled transfers are among those to wait for."""
+
+    @property
+    def num_releasing(self) -> int:
+        return super().num_releasing + self.num_coming
+
+
+class StoredWithHostMemory(StoredKVManager, WithHostMemory):
+    pass
+
+
+# The same, where a request that is forked or comes back begins at the start of a block.
+
+
+class WholeFull(WholeBlocks, FullKVManager):
+    pass
+
+
+class WholeWithHostMemory(WholeBlocksOnHost, WithHostMemory):
+    pass
+
+
+class WholeWithWindows(WholeBlocks, WithWindows):
+    pass
+
+
+class WholeWithWindowsAndHostMemory(WholeBlocksOnHost, WithWindowsAndHostMemory):
+    pass
+
+
+class WholeStored(WholeBlocks, StoredKVManager):
+    pass
+
+
+class WholeStoredWithHostMemory(WholeBlocksOnHost, StoredWithHostMemory):
+    pass
+
+
 def kv_manager(
     pool: BlockPool,
     block_size: int,
@@ -65,32 +104,13 @@ def kv_manager(
     """
     if tuple(windows) == (None,):
         if host_pool is None:
-            return _made(FullKVManager, whole)(pool, block_size, index=index)
-        return _made(WithHostMemory, whole)(pool, block_size, index=index, host_pool=host_pool)
+            return (WholeFull if whole else FullKVManager)(pool, block_size, index=index)
+        with_host = WholeWithHostMemory if whole else WithHostMemory
+        return with_host(pool, block_size, index=index, host_pool=host_pool)
     if host_pool is None:
-        return _made(WithWindows, whole)(pool, block_size, windows=windows, index=index)
-    with_both = _made(WithWindowsAndHostMemory, whole)
+        return (WholeWithWindows if whole else WithWindows)(pool, block_size, windows=windows, index=index)
+    with_both = WholeWithWindowsAndHostMemory if whole else WithWindowsAndHostMemory
     return with_both(pool, block_size, windows=windows, index=index, host_pool=host_pool)
-
-
-def _made(kind: Any, whole: bool) -> Any:
-    """The class, with what begins at whole blocks in front of it."""
-    if not whole:
-        return kind
-    front = WholeBlocksOnHost if issubclass(kind, WithHostMemory) else WholeBlocks
-    return type(f"Whole{kind.__name__}", (front, kind), {})
-
-
-class StoredKVManager(FetchingKVManager, FullKVManager):
-    """Blocks of cancelled transfers are among those to wait for."""
-
-    @property
-    def num_releasing(self) -> int:
-        return super().num_releasing + self.num_coming
-
-
-class StoredWithHostMemory(StoredKVManager, WithHostMemory):
-    pass
 
 
 def stored_kv_manager(
@@ -106,5 +126,6 @@ def stored_kv_manager(
     `kv_manager`."""
     options: dict[str, Any] = {"index": index, "store": store, "root": root}
     if host_pool is None:
-        return _made(StoredKVManager, whole)(pool, block_size, **options)
-    return _made(StoredWithHostMemory, whole)(pool, block_size, **options, host_pool=host_pool)
+        return (WholeStored if whole else StoredKVManager)(pool, block_size, **options)
+    with_host = WholeStoredWithHostMemory if whole else StoredWithHostMemory
+    return with_host(pool, block_size, **options, host_pool=host_pool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
-from reference_impl.interfaces import Executor, FetchesPages
+from reference_impl.interfaces import Executor, FetchesPages, Request
 from reference_impl.models.gguf_model import read_config
 
 if TYPE_CHECKING:
@@ -44,14 +44,23 @@ def load_worker(
     if typical:  # the planner's side does not know the sampler
         check_typical_sampler(parts)
     guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
-    if not guesses:  # drafts, if there are any, come with the steps
-        config = dataclasses.replace(config, num_drafts=0, speculative="off", acceptance="exact")
+    if not guesses:  # drafts, if there are any, come with the steps; open blocks have room for as many
+        if config.num_drafts and config.speculative == "off":
+            parts = dataclasses.replace(parts, host_proposer=NoGuesses())
+        config = dataclasses.replace(config, acceptance="exact")
     if device == "cpu":
         use_no_more_threads_than_cores()
     model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
     engine: Any = Engine(model, config, parts)
     engine.executor.typical = typical
     return engine.executor, facts_of(engine)
+
+
+class NoGuesses:
+    """In place of the planner's host proposer, which is in its own process."""
+
+    def propose(self, request: Request, k: int) -> Sequence[int]:
+        return ()
 
 
 # Parts that lie in the worker's process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHES = ("kernels", "gpu", "gates", "compression", "against_llmcompressor", "cpu_llama", "readme")
+BENCHES = ("kernels", "gpu", "gates", "compression", "kv_formats", "against_llmcompressor", "cpu_llama", "readme")
 
 
 def main() -> int:

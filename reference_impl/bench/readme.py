@@ -33,6 +33,8 @@ def written(results: Path) -> str:
         parts.append(gates_part(record))
     if record := _read(results / "against_llmcompressor.json"):
         parts.append(llmcompressor_part(record))
+    if record := _read(results / "kv_formats.json"):
+        parts.append(kv_formats_part(record))
     if record := _read(results / "compression.json"):
         parts.append(compression_part(record))
     return "\n\n".join(parts)
@@ -139,6 +141,27 @@ def llmcompressor_part(record: dict[str, Any]) -> str:
             f"{result['stamp']['date']}, commit {result['stamp']['commit']}."
         )
     return "\n".join([*lines, "The interval is that of the mean over draws, by Student's t."])
+
+
+def kv_formats_part(record: dict[str, Any]) -> str:
+    from reference_impl.bench import kv_formats
+
+    stamp, needles = record["stamp"], record["needles"]
+    swapped, kept = (sum(row[what] for row in needles.values()) for what in ("swapped_in", "guesses_kept"))
+    lost = ", ".join(kv_formats.lost(record, name) for name in kv_formats.FORMATS[1:])
+    return "\n".join([
+        "What a KV cache of fewer bits costs the course model (`python -m reference_impl.bench kv_formats`):", "",
+        kv_formats.markdown(record), "",
+        f"Needle: of {record['each']} codes, each so many tokens before the question, the share that the engine "
+        "answers, with nothing else; the same ones for all formats. The course model's own ability bounds it: its "
+        "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. Found of all "
+        f"needles, minus float32's share, in points (95 %): {lost}.",
+        "The engine had chunked prompts, batches, prefix cache, n-gram guesses (more than one token kept "
+        f"{kept} times) and swapping on (blocks came back in {swapped} steps). KL in nats to float32 where keys and "
+        f"values at these distances alone are rounded, {record['windows']} windows of {record['length']} tokens of "
+        f"`texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "
+        f"commit {stamp['commit']}.",
+    ])  # fmt: skip
 
 
 def compression_part(record: dict[str, Any]) -> str:

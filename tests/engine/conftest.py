@@ -36,8 +36,8 @@ from reference_impl.interfaces import (
 class TappedModel:
     """The model, with a note of the logits of every token: tapped[request id][position] is a list, one per pass.
 
-    texts: by request, its whole text; where it is given, what follows a token of another text (a wrong guess) is not
-    noted.
+    texts: by request, its whole text; where it is given, what follows a token of another text (a wrong guess, one
+    behind a text that was stopped) is not noted.
     """
 
     def __init__(self, model: Decoder, texts: dict[str, list[int]] | None = None):
@@ -58,7 +58,7 @@ class TappedModel:
             text = self.texts.get(request_id)
             for token in range(row, row + query_len):
                 position = int(batch.positions[token])
-                if text is not None and int(batch.input_ids[token]) != text[position]:
+                if text is not None and (position >= len(text) or int(batch.input_ids[token]) != text[position]):
                     break
                 self.tapped[request_id][position].append(logits[token])
             row += query_len

@@ -21,6 +21,14 @@ class Plan:
     query_start_loc: Tensor  # [num_rows - num_decode + 1] int32, of the others, counted from the first of them
 
 
+def planned(batch: Batch) -> Plan:
+    n = batch.num_decode_rows
+    starts = batch.query_start_loc[n:]
+    if n < batch.num_rows:  # else it is not used, and would be a launch
+        starts = starts - n
+    return Plan(n, max(batch.context_lens[:n], default=0), starts)
+
+
 class TritonAttention:
     """A decoding row reads its whole context for one query, so it gets the kernel that splits it over the GPU; a row of
     several queries, in which they share what is read, the one that owns a tile of them.
@@ -39,11 +47,7 @@ class TritonAttention:
         self.ran: set[str] = set()  # which kernels, in this step
 
     def plan(self, batch: Batch) -> None:
-        n, self.ran = batch.num_decode_rows, set()
-        starts = batch.query_start_loc[n:]
-        if n < batch.num_rows:  # else it is not used, and would be a launch
-            starts = starts - n
-        batch.attention_plan = Plan(n, max(batch.context_lens[:n], default=0), starts)
+        self.ran, batch.attention_plan = set(), planned(batch)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)

@@ -4,7 +4,8 @@ Which a block's scales are is known when it is full. Until then its tokens lie i
 that writes a block's last token rounds it. Where that token was a wrong guess, the block is still open, and is rounded
 anew when its last token is written again: until then no query reads it rounded, since only later positions do.
 
-Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`.
+Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`, and for kernels
+`by_channel` and `seats`, see `TritonOpenBlockAttention`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.kv_formats.open_blocks import Moves, extended, moves
+from reference_impl.annexes.kv_formats.open_blocks import Moves, SeatedBatch, extended, moves
 from reference_impl.annexes.kv_formats.spec import ByChannelSpec
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.core.staging import to_device
@@ -29,9 +30,9 @@ class ByChannelKVCache(PagedKVCache):
     """data [layers of a group, 2, num_blocks, block_size, num_kv_heads, head_dim / 2] uint8, two codes in a byte.
 
     key_scale [layers of a group, num_blocks, num_kv_heads, head_dim, 2 (scale, lowest)] float16; value_scale [layers of
-    a group, num_blocks, block_size, num_kv_heads, 2] float16. open [layers of the model, 2, num_seqs x open_blocks x
-    block_size, num_kv_heads, head_dim], of open_dtype. num_seqs: requests that may have a slot. dtype: uint8.
-    ValueError for a head_dim that is odd, and for a spec of anything else.
+    a group, num_blocks, block_size, num_kv_heads, 2] float16. In memory channels and slots come last. open [layers of
+    the model, 2, num_seqs x open_blocks x block_size, num_kv_heads, head_dim], of open_dtype. num_seqs: requests that
+    may have a slot. dtype: uint8. ValueError for a head_dim that is odd, and for a spec of anything else.
     """
 
     keeps_open_blocks = True
@@ -56,14 +57,16 @@ class ByChannelKVCache(PagedKVCache):
         def zeros(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.key_scale = zeros(spec.num_layers, num_blocks, heads, spec.head_dim, 2)
-        self.value_scale = zeros(spec.num_layers, num_blocks, spec.block_size, heads, 2)
+        of_keys = zeros(spec.num_layers, num_blocks, heads, 2, spec.head_dim)
+        of_values = zeros(spec.num_layers, num_blocks, 2, heads, spec.block_size)
+        self.key_scale, self.value_scale = of_keys.mT, of_values.permute(0, 1, 4, 3, 2)
         room = num_seqs * spec.open_blocks * spec.block_size
         self.open = zeros(layers, 2, room, heads, spec.head_dim, dtype=open_dtype)
-        self.blocks = [self.data.movedim(2, 0), self.key_scale.movedim(1, 0), self.value_scale.movedim(1, 0)]
+        self.blocks = [self.data.movedim(2, 0), of_keys.movedim(1, 0), of_values.movedim(1, 0)]
         self._seats: dict[str, int] = {}  # by request id, its slot in the worker
         self._names: dict[int, str] = {}  # by slot
         self._moves: tuple[Batch, dict[str, Tensor]] | None = None  # of the batch that was written last
+        self._seats_of: tuple[Batch, Tensor] | None = None
 
     def follow(self, step: Step, opened: Sequence[Opened]) -> None:
         """A worker's slots tell which request has which: see `FollowsSlots`."""
@@ -102,11 +105,28 @@ class ByChannelKVCache(PagedKVCache):
         place = self._place[layer]
         keys, values = (of_all[slots] for of_all in self._slots[place])
         by_channel = self.key_scale[place][slots // self.block_size]
-        by_token = self.value_scale[place].flatten(0, 1)[slots]
+        by_token = self.value_scale[place][slots // self.block_size, slots % self.block_size]
         return (
             reference.channels_from_four_bits(keys, by_channel, dtype),
             reference.from_four_bits(values, by_token, dtype),
         )
+
+    def by_channel(self, layer: int) -> reference.ByChannel:
+        """Of one layer what kernels read and write."""
+        place = self._place[layer]
+        codes, opens = self.data[place], self.open[layer]
+        return reference.ByChannel(
+            codes[0], codes[1], self.key_scale[place], self.value_scale[place], opens[0], opens[1], self.open_blocks
+        )
+
+    def seats(self, batch: Batch) -> Tensor:
+        """[rows] int64: where each row's open blocks lie."""
+        if isinstance(batch, SeatedBatch):
+            return batch.seats
+        if self._seats_of is None or self._seats_of[0] is not batch:
+            seats = {"seats": np.array([self._seats[name] for name in batch.request_ids])}
+            self._seats_of = batch, to_device(seats, self.data.device)["seats"]
+        return self._seats_of[1]
 
     def _moves_of(self, batch: Batch) -> dict[str, Tensor]:
         if self._moves is None or self._moves[0] is not batch:

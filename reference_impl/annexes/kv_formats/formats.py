@@ -3,7 +3,7 @@
 
 A new format is a row here, its codes in `kernels/eight_bits.py` for Triton (4 bits: `kernels/kv_scales.py`), and,
 where none of the present caches can store it, a file beside this one with a subclass of `PagedKVCache`: it overrides
-`write`, and adds what attention must know besides, such as `scales`. "kivi" has its own attention, in torch alone.
+`write`, and adds what attention must know besides, such as `scales`. "kivi" has attention and kernels of its own.
 """
 
 from __future__ import annotations

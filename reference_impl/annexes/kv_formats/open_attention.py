@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.kv_formats.open_blocks import Extended, extended
+from reference_impl.annexes.kv_formats.open_blocks import Extended, extended, refuse_trees
 from reference_impl.core.attention import TorchAttention, by_length
 from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
@@ -45,8 +45,7 @@ class OpenBlockAttention(TorchAttention):
 
     def plan(self, batch: Batch) -> None:
         """ValueError for a step with a tree of guesses: there a place is no position."""
-        if batch.ancestors is not None:
-            raise ValueError("kv_dtype 'kivi': expected guesses in a chain, got a tree: use another kv_dtype")
+        refuse_trees(batch)
         batch.attention_plan, rows = [], extended(batch)
         for group in batch.groups:
             far = batch.context_lens if group.window is None else [group.window + n for n in batch.query_lens]

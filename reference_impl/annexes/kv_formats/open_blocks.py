@@ -12,10 +12,11 @@ positions alone, not on when a block was rounded, so a prompt's chunks, decoding
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from reference_impl.interfaces import Batch
 
@@ -35,9 +36,22 @@ class Extended:
     place: Ints
 
 
+@dataclass
+class SeatedBatch(Batch):
+    """Whose rows' slots in the worker are on the device alone: a captured graph serves other requests each time."""
+
+    seats: Tensor = field(kw_only=True)  # [rows] int64
+
+
 def keeps_open_blocks(kv_cache: object) -> bool:
     """Whether it is a cache that follows a worker's slots, as `ByChannelKVCache` does, and says so."""
     return bool(getattr(kv_cache, "keeps_open_blocks", False))
+
+
+def refuse_trees(batch: Batch) -> None:
+    """ValueError for a step with a tree of guesses: there a place is no position."""
+    if batch.ancestors is not None:
+        raise ValueError("kv_dtype 'kivi': expected guesses in a chain, got a tree: use another kv_dtype")
 
 
 def extended(batch: Batch) -> Extended:
