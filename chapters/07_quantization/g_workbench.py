@@ -345,7 +345,7 @@ def harm_alone(parts, coarse, exact, harm):
 # %% name="harm-check" jupyter={"source_hidden": true}
 def check_harm_alone():
     generator = seeded(2)
-    for count in (1, 2, 5, 9):
+    for count in (5, 1, 9):
         parts = [f"part {i}" for i in torch.randperm(count, generator=generator).tolist()]
         alone = dict(zip(parts, torch.rand(count, generator=generator).tolist(), strict=True))
         now, measured = set(), []
