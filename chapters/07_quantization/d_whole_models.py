@@ -474,6 +474,7 @@ widgets.table(rows, ["type", "a block has", "bits a weight"])
 # ```
 #
 # Write down first what `b_what_it_buys` foretells for each: gain, and why it fades. Then explain the differences.
+# (`g_workbench` has forecast, quantizing and both measurements as one program: experiment 9.)
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

@@ -412,8 +412,8 @@ else:
 # %% [markdown] name="allocate-text"
 # ### Experiment 3: spend a budget of bits
 #
-# "Keep the table in 16 bits and put the rest into INT4" is a rule of thumb. It has a size, in bits. For the same size
-# there are 3⁹ other choices: each of nine parts in INT4, in INT8 or in 16 bits.
+# "Keep the table in 16 bits and put the rest into INT4" is a rule of thumb. It has a size, in bits. There
+# are 3⁹ choices, each of nine parts in INT4, in INT8 or in 16 bits. Which of those that are no larger is best?
 #
 # **Write `choose_bits(costs, budget)`.** `costs` is `{part: {scheme: (bits, harm)}}`: bits are whole numbers for the
 # whole part, and harms are taken to add up. Return `{part: scheme}` of the least harm in sum, with at most `budget`
@@ -644,8 +644,8 @@ else:
     unwritten("as_sure")
 
 # %% [markdown] name="temperature-reading"
-# With the entropy of before, it is as sure as before, of other things: the KL to the original does not fall by it,
-# and it may rise. A temperature undoes the *flattening*, not the error. So look at temperature and top-p again after
+# With the entropy of before, it is as sure as before, of other things: here the KL to the original does not fall
+# by it, it rises. A temperature undoes the *flattening*, not the error. So look at temperature and top-p again after
 # a change of precision, and tune them on the task; with a 4-bit model that is any good there is little to tune.
 #
 # ### Experiment 5: evidence in a quantized cache
@@ -787,8 +787,9 @@ else:
 # Log-probabilities in nats, and in brackets what the cache costs. The last column is what a mean over text says of
 # the same caches, and it is the smallest: most tokens follow from the few before them. What has to be fetched by its
 # key, from among many, is what wrong keys spoil. With scales along the channel (KIVI's split) the same four bits keep
-# nearly all of it. And read the first row: what the model does not recall in 16 bits, no cache can lose. *In which
-# column would you have looked first, and what would you have concluded?*
+# nearly all of it. How far back the evidence is matters little for what the cache costs: right before the question it
+# has to be fetched by its key as well. What depth changes is the first row, and what the model does not recall in 16
+# bits, no cache can lose. *In which column would you have looked first, and what would you have concluded?*
 
 # %% [markdown] name="floors-text"
 # ## 5. Measure and explain
@@ -1257,14 +1258,18 @@ for who in ("target", "draft"):
     written = [encode_text(start) + one.outputs[0].token_ids for start, one in zip(STARTS, outputs, strict=True)]
     q, p = (torch.cat([logprobs(m, text) for text in written]) for m in (draft, model))
     other_first[who] = float((q.argmax(-1) != p.argmax(-1)).float().mean())
-    lines.append([who, f"{other_first[who]:.0%}", f"{float((q.exp() * (q - p)).sum(-1).mean()):.2f}"])
+    apart = float((q.exp() * (q - p)).sum(-1).mean())
+    lines.append([who, f"{other_first[who]:.0%}", f"{apart:.2f}"])
 widgets.reveal("07g-mismatch", other_first["draft"] / other_first["target"])
-widgets.table(lines, ["text written by, greedy", "target puts another token first", "KL(draft || target), nats"])
+widgets.table(
+    lines,
+    ["text written by, greedy", "target puts another token first", "KL(draft || target), nats"],
+)
 
 # %% [markdown] name="mismatch-reading"
-# On the target's text the draft looks better than it is: that text goes where the target goes. Left to itself the
-# draft soon repeats itself, which the target would not do. Sampled at temperature 1 both texts are equally hard for
-# it; it is greedy text that shows the difference.
+# On the target's text the draft looks better than it is: wherever both differ, the text goes on as the target would.
+# On its own text nothing brings it back. Eight short texts of one pair are few; what they show is that the two numbers
+# are two things, and that a student is judged on its own.
 
 # %% [markdown] name="awq-text"
 # ### Experiment 9: a 7B with AWQ
@@ -1275,7 +1280,7 @@ widgets.table(lines, ["text written by, greedy", "target puts another token firs
 # python -m reference_impl.bench.awq_throughput --model FOLDER
 # ```
 #
-# First comes what theory foretells for a decode step in BF16 and in INT4 at batch 1, 8, 32 and 128, and waits:
+# It begins with what theory foretells for a decode step in BF16 and in INT4 at batch 1, 8, 32 and 128, and waits:
 # **write your own forecast of the gains beside it.** Then it quantizes the folder by AWQ, a layer at a time (on the
 # CPU: with `--out` a run that was stopped goes on where it was), serves both folders at each batch, and compares
 # their predictions on text that calibration did not see. `--json` keeps it all.
