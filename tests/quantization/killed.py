@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from reference_impl.assembly.model import load_model
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.models.quantization import scan, work_folder
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
@@ -41,7 +42,8 @@ def main(source: str, out: str, method: str, saves: int) -> None:
 
     if method == "scan":
         work_folder._place = dying_place
-        load: Any = partial(load_model, Path(source), torch.float32)
+        plain = UnquantizedLinear(torch.float32, torch.device("cpu"))
+        load: Any = partial(load_model, Path(source), torch.float32, linear_method=plain)
         scan.scan_folder(Path(source), Path(out), load, TOKENS[:2], METHODS["rtn"], ["int4", "int8"])
     work_folder.save_file = dying_save
     quantize_folder(Job(Path(source), Path(out), METHODS[method], TOKENS))

@@ -24,14 +24,14 @@ from reference_impl.models.quantization import scan as scan_module
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, Recipe
 from reference_impl.models.quantization.scan import scan, scan_folder
-from tests.quantization.conftest import MakeFolder, as_stored
+from tests.quantization.conftest import PLAIN, MakeFolder, as_stored
 from tests.quantization.test_quantize_folder import TOKENS, logits, num_bytes, tensors
 
 
 def test_the_harm_is_that_of_the_model_with_one_layer_rounded(make_folder: MakeFolder, tmp_path: Path) -> None:
     """Written as checkpoints of their own, from a run that rounds all; bits by the formula of what is stored."""
     source, recipe = make_folder(), replace(METHODS["rtn"], group_size=16)
-    model = load_model(source, torch.float32)
+    model = load_model(source, torch.float32, linear_method=PLAIN)
     costs = scan(model, TOKENS[:1], recipe, ["int4", "w8a8"])
     again = scan(model, TOKENS[:1], recipe, ["int4", "w8a8"])
     assert costs == again  # the model is as it was
@@ -70,7 +70,11 @@ def test_a_killed_scan_goes_on_behind_the_last_layer_that_it_had_written_down(
     done = subprocess.run(program, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert list((tmp_path / "out.quantizing").glob("scan.json.tmp"))
-    recipe, names, load = METHODS["rtn"], ["int4", "int8"], partial(load_model, source, torch.float32)
+    recipe, names, load = (
+        METHODS["rtn"],
+        ["int4", "int8"],
+        partial(load_model, source, torch.float32, linear_method=PLAIN),
+    )
     scanned, seen, round_one = [], [], scan_module._rounded
 
     def counted(linear: Linear, recipe: Recipe) -> Any:
@@ -90,7 +94,10 @@ def test_a_killed_scan_goes_on_behind_the_last_layer_that_it_had_written_down(
 
 def test_a_scan_of_something_else_is_not_gone_on_with(make_folder: MakeFolder, tmp_path: Path) -> None:
     source, out = make_folder(), tmp_path / "out"
-    recipe, load = replace(METHODS["rtn"], group_size=16), partial(load_model, source, torch.float32)
+    recipe, load = (
+        replace(METHODS["rtn"], group_size=16),
+        partial(load_model, source, torch.float32, linear_method=PLAIN),
+    )
     with pytest.raises(ValueError, match="scheme: expected one of .*, got 'int3'"):
         scan_folder(source, out, load, TOKENS[:1], recipe, ["int3"])
     assert not (tmp_path / "out.quantizing").exists()
