@@ -909,7 +909,8 @@ def least_seconds(work, repeats=7):
 
 def served_seconds(quantization, prompt=256, new=12):
     """(TTFT, TPOT) of one request of the course model, from the engine's trace; the second of two runs."""
-    llm = LLM(FOLDER, dtype="float32", quantization=quantization, kv_cache_bytes=2**23, prefix_cache="off")
+    options = {"dtype": "float32", "device": "cpu", "kv_cache_bytes": 2**23, "prefix_cache": "off"}
+    llm = LLM(FOLDER, quantization=quantization, **options)
     sampling = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     for _ in range(2):
         llm.engine.trace.events.clear()
