@@ -1,11 +1,12 @@
 """The exercises of 07g: what each check says to the stub, to several right answers and to wrong ones, and what is run.
 
 The cells are taken as they stand. A wrong answer has one fault that a learner makes; a right one is written in another
-way than the answer that the notebook has.
+way than the answer that the notebook has. Small slips in our own answers are made by rules, as for labs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from chapters import widgets
 from grader.chapter_source import chapter_notebook
+from grader.labs.lab import Cell
+from grader.proofs.mutator import Mutant, mutants
 
 CHAPTER = Path(__file__).parents[2] / "chapters/07_quantization/g_workbench.py"
 TASKS = {  # cells of a task: the function that the learner writes
@@ -288,6 +291,68 @@ def test_a_wrong_answer_does_not_pass_and_the_check_says_what_it_saw(
     said = verdict(task, changed(task, old, new), capsys)
     assert said.startswith(f"{TASKS[task]}: not yet. ")
     assert word in said
+
+
+# ---------------------------------------------------------------- small slips, made by rules
+
+HARMLESS = {  # task: of mutants that pass, a piece of what they became, and why they do no harm
+    "calibration": {
+        "+ 1)": "a token more or less of some thousand moves no row",
+        "- 1)": "a token more or less of some thousand moves no row",
+        "[::-1]": "who gets a row first does not matter",
+        "max(1 if one else 0, math.floor(one))": "the same",
+        "else (-1))": "rounded down, no prompts are 0 rows already",
+    },
+    "harm": {"[::-1]": "parts are independent"},
+    "allocate": {
+        "[::-1]": "the order of parts, of schemes and of sums does not matter",
+        "if False:": "min of nothing is a ValueError as well",
+        "pass": "min of nothing is a ValueError as well",
+        "best = {0: (1.0, {})}": "the same harm more for all",
+        "best = {0: ((-1.0), {})}": "the same harm less for all",
+        "<= grown[total][0]": "one of two equally good choices",
+    },
+    "temperature": {
+        "[::-1]": "the number of halvings counts, not their names",
+        "[1:]": "49 halvings are enough",
+        "range(51)": "51 halvings are enough",
+        "range(49)": "49 halvings are enough",
+        "0.05, 10.0": "a wider interval",
+        "0.1, 20.0": "a wider interval",
+        "<= entropy": "equality is the answer itself",
+        "log_softmax((1))": "there are two dimensions",
+        "sum((1))": "there are two dimensions",
+        "if (-(q.exp()": "a tensor of one number compares like it",
+    },
+    "floors": {
+        "+ 1)": "one of many billion",
+        "- 1)": "one of many billion",
+        "max((weights": "the larger of two, in the other order",
+    },
+    "neurons": {"(kept - n)": "counted from the end: the same rows"},
+}  # fmt: skip
+
+
+def mechanical(task: str) -> list[Mutant]:
+    name = TASKS[task]
+    head, body = cells()[f"{task}-answer"].replace(f"def answer_{name}", f"def {name}").split("\n", 1)
+    return mutants(Cell(name, "solution", f"{head}\n    ### BEGIN SOLUTION\n{body}\n    ### END SOLUTION\n"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_small_slips_made_by_rules_pass_only_where_they_do_no_harm(
+    task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = []
+    for mutant in mechanical(task):
+        names = dict(prepared())
+        exec(mutant.source, names)
+        with contextlib.suppress(Exception):  # a crash is seen
+            if "passed" in verdict(task, names[TASKS[task]], capsys):
+                left.append(mutant)
+    reasons = HARMLESS.get(task, {})
+    assert [one.key for one in left if not any(piece in one.after for piece in reasons)] == []
+    assert [piece for piece in reasons if not any(piece in one.after for one in left)] == []
 
 
 # ---------------------------------------------------------------- run, with our answers
