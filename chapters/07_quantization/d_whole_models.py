@@ -20,9 +20,11 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
 from chapters.widgets.size_speed_quality import Method
 from reference_impl import LLM, SamplingParams, course_model
+from reference_impl.assembly.model import load_model
 from reference_impl.bench.harness import RESULTS
 from reference_impl.bench.quality import logprobs, windows_of
 from reference_impl.cli import app
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization.awq import rounded
 from reference_impl.models.quantization.by_layer import Layers, linears_of
@@ -40,7 +42,9 @@ torch.set_num_threads(1)
 FOLDER = course_model("target")
 encode_text = PromptEncoder(FOLDER).tokens_of
 windows = windows_of(encode_text(inspect.getsource(json.decoder)), 96, 4)
-model = LLM(FOLDER, dtype="float32", kv_cache_bytes=2**20).engine.model
+# Plain matrices, which can be written to: on some CPUs the engine packs them.
+plain = UnquantizedLinear(torch.float32, torch.device("cpu"))
+model = load_model(FOLDER, torch.float32, linear_method=plain)
 originals = {
     linear.name: matrix(linear).clone(memory_format=torch.contiguous_format)
     for layer in model.layers
@@ -470,6 +474,7 @@ widgets.table(rows, ["type", "a block has", "bits a weight"])
 # ```
 #
 # Write down first what `b_what_it_buys` foretells for each: gain, and why it fades. Then explain the differences.
+# (`g_workbench` has forecast, quantizing and both measurements as one program: experiment 9.)
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

@@ -17,10 +17,12 @@ import torch
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
-from reference_impl import LLM, course_model
+from reference_impl import course_model
+from reference_impl.assembly.model import load_model
 from reference_impl.bench import compression
 from reference_impl.bench.harness import RESULTS
 from reference_impl.bench.quality import logprobs, windows_of
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.compression import adapters, distillation, low_rank, pruning
 from reference_impl.models.quantization.awq import rounded
@@ -40,7 +42,9 @@ FOLDER = course_model("target")
 encode_text = PromptEncoder(FOLDER).tokens_of
 held_out = encode_text(inspect.getsource(json.decoder))
 windows = windows_of(held_out, 96, 4)
-model = LLM(FOLDER, dtype="float32", kv_cache_bytes=2**20).engine.model
+# Plain matrices, which can be written to: on some CPUs the engine packs them.
+plain = UnquantizedLinear(torch.float32, torch.device("cpu"))
+model = load_model(FOLDER, torch.float32, linear_method=plain)
 linears = {linear.name: linear for layer in model.layers for linear in linears_of(layer)}
 originals = {name: matrix(linear).clone() for name, linear in linears.items()}
 exact = [logprobs(model, window[:-1]) for window in windows]

@@ -22,12 +22,14 @@ from reference_impl.assembly.model import load_model
 from reference_impl.bench import gates, harness
 from reference_impl.bench.quality import compare
 from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.models.compression import low_rank, pruning
 from reference_impl.models.quantization.by_layer import linears_of
 from reference_impl.models.quantization.calibration import Rows, Statistics
 from reference_impl.models.quantization.folding import matrix
 
 Change = Callable[[Tensor, Tensor], Tensor]  # (weight [out, in], gram [in, in]) -> what takes its place
+PLAIN = UnquantizedLinear(torch.float32, torch.device("cpu"))  # matrices that can be written to: no CPU packs them
 SHARE = 0.5
 REPEATS = 20
 CSR_SPARSITY = (0.5, 0.9, 0.97)
@@ -80,7 +82,7 @@ def quality(model: str = "target", names: Sequence[str] = tuple(CHANGES)) -> dic
     shapes = [(linear.out_features, linear.in_features) for linear in judge.plain.linears()]
     for name in names:
         how, form = CHANGES[name]
-        changed = load_model(judge.source, torch.float32)
+        changed = load_model(judge.source, torch.float32, linear_method=PLAIN)
         change(changed, tokens, how)
         measured = compare(changed, judge.plain, judge.windows)
         size = {"bits_per_weight": bits_per_weight(shapes, form), "form": form}

@@ -8,7 +8,7 @@ import torch
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.model import load_model
 from reference_impl.bench import compression
-from reference_impl.bench.compression import CHANGES, bits_per_weight, change, markdown
+from reference_impl.bench.compression import CHANGES, PLAIN, bits_per_weight, change, markdown
 from reference_impl.models.compression.low_rank import rank_for
 from reference_impl.models.quantization.folding import matrix
 
@@ -17,7 +17,7 @@ TOKENS = torch.arange(48).view(2, 24) * 37 % 4000 + 5
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_matrix_becomes_what_its_name_says(name: str) -> None:
-    model, plain = (load_model(course_model("draft"), torch.float32) for _ in range(2))
+    model, plain = (load_model(course_model("draft"), torch.float32, linear_method=PLAIN) for _ in range(2))
     change(model, TOKENS, CHANGES[name][0])
     for linear, before in zip(model.linears(), plain.linears(), strict=True):
         weight, was = matrix(linear), matrix(before)

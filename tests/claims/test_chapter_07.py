@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from reference_impl import LLM, course_model
+from reference_impl.assembly.model import load_model
 from reference_impl.bench.quality import logprobs
+from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization.awq import rounded, search_scales
 from reference_impl.models.quantization.by_layer import linears_of
 from reference_impl.models.quantization.folding import matrix
@@ -263,8 +266,9 @@ def test_e07_11_the_last_layers_are_not_the_most_sensitive_ones_of_every_model()
 
     In the course model, with one layer at a time in INT4, others are worse than the last two, several times apart.
     """
-    llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=2**18)
-    model, tokens = llm.engine.model, llm.encode("def read(path):\n    with open(path) as file:\n" * 3)[:48]
+    plain = UnquantizedLinear(torch.float32, torch.device("cpu"))  # matrices that can be written to: no CPU packs them
+    model = load_model(course_model("target"), torch.float32, linear_method=plain)
+    tokens = PromptEncoder(course_model("target")).tokens_of("def read(path):\n    with open(path) as file:\n" * 3)[:48]
     exact, harm = logprobs(model, tokens), []
     for layer in model.layers:
         before = [(matrix(linear), matrix(linear).clone()) for linear in linears_of(layer)]
@@ -277,3 +281,21 @@ def test_e07_11_the_last_layers_are_not_the_most_sensitive_ones_of_every_model()
     assert torch.equal(logprobs(model, tokens), exact)
     assert max(harm[:-2]) > max(harm[-2:])
     assert max(harm) > 2 * min(harm)
+
+
+def test_with_8_bit_weights_and_cache_the_engine_reads_fewer_bytes_for_a_token() -> None:
+    """E05.14, the other half: bits lower what decode reads. Counted by the engine, against the bits of a value."""
+    read, held = {}, {}
+    for kind, kv_dtype in (("none", "auto"), ("int8", "int8")):
+        llm = LLM(course_model("draft"), dtype="bfloat16", device="cpu", quantization=kind, kv_dtype=kv_dtype,
+                  kv_cache_bytes=2**20)  # fmt: skip
+        model, engine = llm.engine.model, llm.engine
+        read[kind] = sum(linear.weight_bytes() for linear in model.linears())
+        held[kind] = engine.num_blocks * engine.block_size  # tokens in as much memory
+        shape = model.config
+    outputs = sum(linear.out_features for linear in model.linears())
+    weights = sum(linear.out_features * linear.in_features for linear in model.linears())
+    assert read["none"] == 2 * weights
+    assert weights < read["int8"] <= weights + 4 * outputs  # a scale for each output
+    bits = 8 * shape.head_dim + 32  # and one for each head of a token
+    assert abs(held["int8"] / held["none"] - 16 * shape.head_dim / bits) < 0.05

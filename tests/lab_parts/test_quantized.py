@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor
@@ -50,9 +48,9 @@ def test_matrices_are_copies_with_a_row_for_each_output() -> None:
 
 def test_a_model_with_other_matrices_computes_with_them_and_the_original_does_not() -> None:
     before = logits(own())
-    assert torch.equal(logits(with_matrices(own(), matrices_of(own()))), before)
+    torch.testing.assert_close(logits(with_matrices(own(), matrices_of(own()))), before)  # packed or plain: to rounding
     changed = with_matrices(own(), {DOWN: torch.zeros_like(matrices_of(own())[DOWN])})
-    expected = copy.deepcopy(own())  # the same by hand: what the layer adds to the residual stream is nothing
+    expected = with_matrices(own(), {})  # the same by hand: what the layer adds to the residual stream is nothing
     expected.layers[1].mlp.down.params["weight"].zero_()
     assert torch.equal(logits(changed), logits(expected))
     assert not torch.equal(logits(changed), before)
@@ -98,6 +96,7 @@ def _next(model: Decoder, tokens: list[int]) -> int:
 
 
 def test_inputs_of_layers_are_those_of_all_windows_in_order() -> None:
+    before = logits(own())
     windows = [TOKENS, TOKENS[:3]]
     found = inputs_of(own(), windows)
     assert {name: list(x.shape) for name, x in found.items()} == {
@@ -109,7 +108,7 @@ def test_inputs_of_layers_are_those_of_all_windows_in_order() -> None:
     first = found["model.layers.0.self_attn.qkv_proj"]  # the norm of embeddings: the same token, the same row
     assert torch.allclose(first[0], first[5])
     assert torch.allclose(first[:3], first[7:])
-    assert torch.equal(logits(own()), logits(copy.deepcopy(own())))  # nothing watches the model itself
+    assert torch.equal(logits(own()), before)  # nothing watches the model itself
 
 
 def test_wrong_names_and_shapes_are_refused() -> None:

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 from reference_impl.annexes.fusion.kernels import choose_kernels
 from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import parse_model_config, read_model_config
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations
 from reference_impl.models.quantization.stored import Stored
 
+PLAIN = UnquantizedLinear(torch.float32, torch.device("cpu"))  # matrices that can be written to: no CPU packs them
 MakeFolder = Callable[..., Path]
 
 

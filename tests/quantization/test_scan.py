@@ -19,15 +19,13 @@ from typer.testing import CliRunner
 
 from reference_impl.assembly.model import load_model
 from reference_impl.cli import app
-from reference_impl.core.linear import Linear, UnquantizedLinear
+from reference_impl.core.linear import Linear
 from reference_impl.models.quantization import scan as scan_module
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, Recipe
 from reference_impl.models.quantization.scan import scan, scan_folder
-from tests.quantization.conftest import MakeFolder, as_stored
+from tests.quantization.conftest import PLAIN, MakeFolder, as_stored
 from tests.quantization.test_quantize_folder import TOKENS, logits, num_bytes, tensors
-
-PLAIN = UnquantizedLinear(torch.float32, torch.device("cpu"))  # with AVX512 others are packed, and not written to
 
 
 def test_the_harm_is_that_of_the_model_with_one_layer_rounded(make_folder: MakeFolder, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.llm import LLM
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.linear import Linear
+from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 
 
@@ -55,7 +55,20 @@ def _linear(model: Decoder, name: str) -> Linear:
 def matrices_of(model: Decoder) -> dict[str, Tensor]:
     """Copies of the matrices [out, in] of all linear layers, by the layers' names (`core.linear`). For layers that are
     not quantized."""
-    return {name: linear.params["weight"].t().clone() for name, linear in _linears(model).items()}
+    weights = {name: linear.params["weight"] for name, linear in _linears(model).items()}
+    return {name: weight.to_dense() if weight.is_mkldnn else weight.t().clone() for name, weight in weights.items()}
+
+
+def _copy(model: Decoder) -> Decoder:
+    """With plain matrices in place of packed ones (`annexes/cpu`, on a CPU with AVX-512), which can be neither copied
+    nor written to."""
+    packed = {name: linear for name, linear in _linears(model).items() if linear.params["weight"].is_mkldnn}
+    other = copy.deepcopy(model, {id(one.params["weight"]): one.params["weight"].to_dense() for one in packed.values()})
+    for name in packed:
+        linear = _linear(other, name)
+        weight = linear.params["weight"].t().contiguous()
+        linear.params["weight"], linear.method = weight, UnquantizedLinear(weight.dtype, weight.device)
+    return other
 
 
 def with_matrices(model: Decoder, matrices: Mapping[str, Tensor]) -> Decoder:
@@ -63,7 +76,7 @@ def with_matrices(model: Decoder, matrices: Mapping[str, Tensor]) -> Decoder:
 
     ValueError for a name that no linear layer has, or another shape.
     """
-    other = copy.deepcopy(model)
+    other = _copy(model)
     for name, matrix in matrices.items():
         weight = _linear(other, name).params["weight"].t()
         if matrix.shape != weight.shape:
@@ -76,7 +89,7 @@ def multiplied_by(model: Decoder, name: str, answer: Callable[[Product], Tensor]
     """A copy of the model whose linear layer `name` goes on with what answer gives, [rows, out]. ValueError for a name
     that no linear layer has."""
     _linear(model, name)  # or an error, before a copy is made
-    other = copy.deepcopy(model)
+    other = _copy(model)
     linear = _linear(other, name)
     linear.method = _Asking(name, linear.method, answer)
     return other
@@ -93,7 +106,7 @@ def with_model(llm: LLM, model: Decoder) -> LLM:
 @torch.inference_mode()
 def inputs_of(model: Decoder, windows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """What each linear layer multiplies while the model reads windows of tokens: {name: [tokens, in]}."""
-    other, seen = copy.deepcopy(model), {name: [] for name in _linears(model)}  # type: ignore[var-annotated]
+    other, seen = _copy(model), {name: [] for name in _linears(model)}  # type: ignore[var-annotated]
 
     def watch(asked: Product) -> Tensor:
         seen[asked.name].append(asked.x)
