@@ -200,7 +200,8 @@ def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytes
 
 
 def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And late, since a trial loses much here. What it has not kept up with gets no guesses: they would be of a text with holes."""
+    """And late, since a trial loses much here. What it has not kept up with gets no guesses: they would be of a text
+    with holes."""
     model = {"keep_up_seconds": 0.010, "draft_seconds": 0.001}
     submit, kept_up = SimulatedGPU.submit, dict[int, bool]()
 
