@@ -68,8 +68,9 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
     model = fingerprint(made.model.config, made.model.dtype)
-    # Pages of another model or format have other keys. By layer: the order of a page's bytes.
-    root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
+    # Pages of another model or format have other keys. By layer: the order of a page's bytes; 2: since "kivi" has
+    # channels last, so that older pages are not found.
+    root = f"by layer 2 {model} {config.kv_dtype} {specs!r}".encode()
     whole = isinstance(specs[0], ByChannelSpec)
     return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool, whole)
 
