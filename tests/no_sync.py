@@ -7,7 +7,8 @@ raises HostSyncError at the first operation whose result the host must see (item
 index, bincount, unique, an `if` on a tensor, ...) or that hands it values of the host (torch.tensor of a list):
 none of them can stand in a CUDA graph. On the CPU every tensor counts as one of the device, so only what is to be
 captured belongs inside: read and write the host's own tensors before. What happens within a kernel in Triton's
-interpreter does not count. On a GPU torch itself looks as well (`torch.cuda.set_sync_debug_mode`), and only tensors
+interpreter does not count, and norms are those of a GPU: what `annexes/cpu` has for a few rows reads a number on the
+host. On a GPU torch itself looks as well (`torch.cuda.set_sync_debug_mode`), and only tensors
 that lie there count.
 """
 
@@ -23,6 +24,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from reference_impl.annexes.cpu import operators
 
 # Operators, whoever calls them.
 OPERATORS = {
@@ -40,13 +43,15 @@ class HostSyncError(AssertionError):
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else None
+    before, few = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else None, operators.FEW
+    operators.FEW = 0
     if before is not None:
         torch.cuda.set_sync_debug_mode("error")
     try:
         with _Functions(), _Operators():
             yield
     finally:
+        operators.FEW = few
         if before is not None:
             torch.cuda.set_sync_debug_mode(before)
 
