@@ -172,7 +172,7 @@ class Payoff:
         self._steps.clear()
 
 
-def _num_above(price: float, chance: float, most: int) -> int:
+def _num_worth(price: float, chance: float, most: int) -> int:
     """The largest k up to `most` with chance^k > price, for chances below 1."""
     k = 0
     while k < most and chance ** (k + 1) > price:
@@ -231,7 +231,7 @@ class Adapting(Drafting):
         ):  # a step without any, then one with one for each: from steps of one size nothing follows
             return min(1, len(self.costs.target.seconds))
         found = self.acceptances.get(request.id, self.of_all)
-        k = _num_above(self.prices[0], self._chance(found), self._most)
+        k = _num_worth(self.prices[0], self._chance(found), self._most)
         return k or int(found.num_idle >= found.patience)
 
     def _depth_that_pays(self) -> int:
@@ -240,7 +240,7 @@ class Adapting(Drafting):
             return self.num_drafts
         chances = [self._chance(self.acceptances.get(request.id, self.of_all)) for request in self.running]
         price, of_pass = self.prices
-        return _num_above(price + of_pass / len(chances), sum(chances) / len(chances), self.num_drafts)
+        return _num_worth(price + of_pass / len(chances), sum(chances) / len(chances), self.num_drafts)
 
     def _chance(self, found: Acceptance) -> float:
         return found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
