@@ -182,11 +182,12 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 # switches it off, and tries it again with later requests, so seldom that the trials cost 2 % of the time at most.
 #
 # Names in this code: `prices` are that price and that of a pass, None until steps of two sizes were measured
-# (`costs.target.seconds` has them by size). `_num_worth` is the largest k with chance^k above the price. `found` is what was seen of the request's own guesses, `of_all` of all requests' together; `chance(expected, weight)`
-# (in `_chance`) is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
+# (`costs.target.seconds` has them by size). `_num_worth` is the largest k with chance^k larger than the price. `found` is
+# what was seen of the request's own guesses, `of_all` of all requests' together. `chance(expected, weight)`, in `_chance`,
+# is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
 # judged), mixed with what is `expected` as if `weight` guesses had shown it. Expected of all requests together is 0.8
-# (`AT_FIRST`), counted as 2 guesses; of one request what holds for all, counted as 32 (`LIKE_OTHERS`). `num_idle` counts the
-# request's steps without a guess; after `patience` of them it gets one on trial.
+# (`AT_FIRST`), counted as 2 guesses; of one request what holds for all, counted as 32 (`LIKE_OTHERS`). `num_idle` counts
+# the request's steps without a guess; after `patience` of them it gets one on trial.
 
 # %% name="engine-source"
 print(inspect.getsource(Adapting._num_that_pay))
