@@ -54,23 +54,16 @@ class CpuInt8(Int8):
     def __init__(self, dtype: torch.dtype):
         super().__init__(dtype, torch.device("cpu"), gemm_w8a16)
         self.scale_dtype = torch.bfloat16
-        self._copy = torch.empty(0, dtype=torch.bfloat16)  # as large as the largest weight that was multiplied so
 
     def product(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         weight, scales, x16 = params["weight"], params["scales"][0], x.to(torch.bfloat16)
         if x.shape[0] <= few_rows() and weight.shape[1] % _MULTIPLE == 0:
             y = torch._weight_int8pack_mm(x16.contiguous(), weight, scales)
         elif _multiplies_bf16():
-            y = F.linear(x16, self._in_bf16(weight)).mul_(scales)  # which holds any code of 8 bits exactly
+            y = F.linear(x16, weight.to(torch.bfloat16)).mul_(scales)  # which holds any code of 8 bits exactly
         else:
             y = gemm_widened(x16.float(), weight).mul_(scales)
         return y.to(x.dtype)
-
-    def _in_bf16(self, weight: Tensor) -> Tensor:
-        """In memory that all layers share: page faults of fresh memory would take longer than the conversion."""
-        if self._copy.numel() < weight.numel():
-            self._copy = torch.empty(weight.numel(), dtype=torch.bfloat16)
-        return self._copy[: weight.numel()].view(weight.shape).copy_(weight)
 
 
 def few_rows() -> int:
