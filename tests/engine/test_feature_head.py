@@ -42,13 +42,15 @@ def head(random_model: Callable) -> FeatureHead:
 
 def random_head(layer: Any) -> FeatureHead:
     """Of hidden size 32; what it is given of the target's hidden states is most of what it says."""
-    fc = Linear(UnquantizedLinear(layer.dtype, torch.device("cpu")), 64, {"fc": 32}, False, "fc")
+    fc = Linear(UnquantizedLinear(layer.dtype, layer.device), 64, {"fc": 32}, False, "fc")
     random = torch.Generator().manual_seed(3)
     weight = 0.1 * torch.randn(32, 64, generator=random, dtype=torch.float64)
     weight[:, 32:] += torch.eye(32)
     fc.load("fc", "weight", weight)
     embed_norm = 1 + 0.2 * torch.randn(32, generator=random, dtype=torch.float64)
-    return FeatureHead(copy.copy(layer), fc, embed_norm.to(layer.dtype))  # it changes the layer, which tests share
+    return FeatureHead(
+        copy.copy(layer), fc, embed_norm.to(layer.device, layer.dtype)
+    )  # it changes the layer, which tests share
 
 
 @pytest.fixture(scope="module")

@@ -36,15 +36,17 @@ def heads() -> MedusaHeads:
     return random_heads()
 
 
-def random_heads(num_heads: int = 5, vocab_size: int = 61, dtype: torch.dtype = torch.float64) -> MedusaHeads:
+def random_heads(
+    num_heads: int = 5, vocab_size: int = 61, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> MedusaHeads:
     linear = Linear(
-        UnquantizedLinear(dtype, torch.device("cpu")), SIZE, {str(j): SIZE for j in range(num_heads)}, True, "heads"
+        UnquantizedLinear(dtype, torch.device(device)), SIZE, {str(j): SIZE for j in range(num_heads)}, True, "heads"
     )
     random = torch.Generator().manual_seed(3)
     for part in linear.parts:
         linear.load(part, "weight", 0.1 * torch.randn(SIZE, SIZE, generator=random, dtype=torch.float64))
         linear.load(part, "bias", 0.1 * torch.randn(SIZE, generator=random, dtype=torch.float64))
-    return MedusaHeads(MedusaConfig(SIZE, vocab_size, num_heads), linear, dtype, torch.device("cpu"))
+    return MedusaHeads(MedusaConfig(SIZE, vocab_size, num_heads), linear, dtype, torch.device(device))
 
 
 @pytest.fixture(scope="module")

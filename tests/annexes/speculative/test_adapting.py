@@ -117,13 +117,13 @@ def test_times_are_of_the_newest_steps_and_of_the_sizes_seen_lately() -> None:
     assert times.seconds == {7: 2.0}
 
 
-@pytest.mark.parametrize("stalls", [1, 4])
+@pytest.mark.parametrize("stalls", [1, 3])
 def test_a_step_that_took_fifty_times_as_long_changes_no_time(stalls: int) -> None:
     times = Times()
     for turn in range(8):
         times.add(1, 1.0)
         times.add(5, 50.0 if turn < stalls else 1.2)
-    assert times.slope() == pytest.approx(0.05) if stalls < 4 else times.slope() is not None
+    assert times.slope() == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(("num_drafts", "kept", "chance"), [(4, 4, 1.0), (4, 0, 0.0), (1, 0, 0.0), (3, 2, 2 / 3)])
