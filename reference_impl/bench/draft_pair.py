@@ -34,8 +34,7 @@ def measure(
         guessing = {"draft_model": draft, "num_drafts": k, "adaptive_drafts": "off"} if k else {}
         one = _Measured(LLM(target, prefix_cache="off", max_model_len=1024, **guessing, **options))
         for _ in range(rounds):  # the first warms up; the trace and the seconds of the last are what counts
-            one.proposing = 0.0
-            one.llm.engine.trace.events.clear()
+            one.forget()
             began = time.perf_counter()
             one.serve(prompts)
             seconds = time.perf_counter() - began

@@ -5,6 +5,10 @@ all in steps without guesses: so the text comes E / (v(k) + k c) times as fast (
 1; it is not). E, v and c are measured in the run that is timed, with a fixed k and with what the engine chooses. c of a
 model that guesses holds all that it computes, which is more than its guesses: it computes the step's tokens, too.
 
+The formula is of a step in which all requests decode. So beside the speed-up of the whole call stands that of such
+steps alone, by the clock, with what is done between them. The whole call also has the prompts, and the time in which
+some requests are at their end and others are not: with guesses they end at different steps.
+
 Workloads: "repeats" is a file that is written again with one name changed, so that most of it stands in the prompt;
 "code" are functions to be continued, in which little repeats.
 
@@ -15,11 +19,12 @@ two tokens must be a near-tie.
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +93,11 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     seconds = harness.interleave(work if peer is None else work | peer.work(), rounds)
     plain = measured["plain"]
     rows = {
-        name: {"speedup": harness.ratio(seconds["plain"], seconds[name]), "texts": _agreement(plain, one)}
+        name: {
+            "speedup": harness.ratio(seconds["plain"], seconds[name]),
+            "while_all_decode": harness.ratio(plain.paces[-rounds:], one.paces[-rounds:]),
+            "texts": _agreement(plain, one),
+        }
         | one.against(plain)
         for name, one in measured.items() if one is not plain
     }  # fmt: skip
@@ -194,12 +203,19 @@ def _decodes(first: Any) -> bool:
     return max(getattr(batch, "query_lens", (0,))) <= max(FIXED) + 2
 
 
+def _with_all(steps: Sequence[Any]) -> list[Any]:
+    """Those in which all requests decode."""
+    most = max(len(step.rows) for step in steps)
+    return [step for step in steps if len(step.rows) == most and all(row.num_tokens == 1 for row in step.rows)]
+
+
 class _Measured:
     """One engine, and what was seen of its decoding steps."""
 
     def __init__(self, llm: LLM):
         self.llm, self.texts, self.prompts = llm, list[list[int]](), list[list[int]]()
-        self.proposing = 0.0  # seconds
+        self._calls: list[tuple[float, float]] = []  # when one of the proposer ended, and its seconds
+        self.paces: list[float] = []  # of each call, seconds for a token while all requests decode
         scheduler: Any = llm.engine.scheduler
         worker: Any = llm.engine.executor
         self.in_steps = hasattr(worker, "draft")  # what guesses is a model in the worker
@@ -209,17 +225,34 @@ class _Measured:
             scheduler.host_proposer = _Timed(scheduler.host_proposer, ("propose",), self._add)
 
     def _add(self, seconds: float) -> None:
-        self.proposing += seconds
+        self._calls.append((self.llm.engine.clock.now(), seconds))
+
+    @property
+    def proposing(self) -> float:
+        """Seconds, for the steps of `decoding`."""
+        steps, mine = self.llm.engine.trace.steps(), {step.step_id for step in self.decoding}
+        ends = [step.finished_at for step in steps]
+        return sum(seconds for end, seconds in self._calls if steps[bisect.bisect_left(ends, end)].step_id in mine)
+
+    def forget(self) -> None:
+        """All that was measured."""
+        self.llm.engine.trace.events.clear()
+        self._calls.clear()
+        self.paces.clear()
 
     def serve(self, prompts: list[str]) -> None:
         sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+        before = len(self.llm.engine.trace.steps())
         outputs = self.llm.generate(prompts, sampling)
         self.texts = [list(output.outputs[0].token_ids) for output in outputs]
         self.prompts = [list(output.prompt_token_ids) for output in outputs]
+        first, *steps = _with_all(self.llm.engine.trace.steps()[before:])
+        num_tokens = sum(sum(step.num_new_tokens) for step in steps)
+        self.paces.append((steps[-1].finished_at - first.finished_at) / num_tokens)
 
     @property
     def decoding(self) -> list[Any]:
-        return [step for step in self.llm.engine.trace.steps() if all(row.num_tokens == 1 for row in step.rows)]
+        return _with_all(self.llm.engine.trace.steps())
 
     @property
     def step(self) -> float:
@@ -228,12 +261,12 @@ class _Measured:
 
     def against(self, plain: _Measured) -> dict[str, Any]:
         """E, v and c, and the speed-up that they give, of decoding alone."""
-        steps, use = self.decoding, DraftUse.of(self.decoding)
+        steps, use, proposing = self.decoding, DraftUse.of(self.decoding), self.proposing
         rows = sum(len(step.rows) for step in steps)
         tokens = sum(map(sum, (step.num_new_tokens for step in steps))) / rows
         guesses = use.num_draft_tokens / len(steps)
-        step = self.step - self.proposing / len(steps) * self.in_steps
-        v, c = step / plain.step, self.proposing / max(1, use.num_draft_tokens) / plain.step
+        step = self.step - proposing / len(steps) * self.in_steps
+        v, c = step / plain.step, proposing / max(1, use.num_draft_tokens) / plain.step
         return {
             "guesses": use.num_draft_tokens, "acceptance": round(use.acceptance, 3), "steps": len(steps),
             "tokens_per_row": tokens, "v": v, "c": c, "bound": tokens / (v + guesses * c),
@@ -246,11 +279,11 @@ def lines(found: dict[str, Any]) -> list[str]:
     for case in found["cases"]:
         said.append(f"{case['workload']}, {case['requests']} requests, plain step {case['plain_step_ms']:.1f} ms")
         for name, row in case["variants"].items():
-            speedup = row["speedup"]
+            speedup, steps = row["speedup"], row["while_all_decode"]["median"]
             said.append(
-                f"  {name:16} {speedup['median']:.2f}x ({speedup['min']:.2f} to {speedup['max']:.2f}), formula "
-                f"{row['bound']:.2f}x: {row['tokens_per_row']:.2f} tokens a step, v {row['v']:.2f}, c {row['c']:.4f}, "
-                f"{row['acceptance']:.0%} of {row['guesses']} guesses kept"
+                f"  {name:16} {speedup['median']:.2f}x ({speedup['min']:.2f} to {speedup['max']:.2f}), "
+                f"while all decode {steps:.2f}x, formula {row['bound']:.2f}x: {row['tokens_per_row']:.2f} tokens a "
+                f"step, v {row['v']:.2f}, c {row['c']:.4f}, {row['acceptance']:.0%} of {row['guesses']} guesses kept"
             )
         if peer := case.get("transformers"):
             assisted, ours = peer["assisted_against_its_plain"], peer["ours_against_its_assisted"]

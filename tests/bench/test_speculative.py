@@ -6,7 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import speculative as bench
 
 
@@ -28,7 +29,7 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
         assert list(case["variants"]) == ["ngram k=2", "ngram adaptive", "draft k=2", "draft adaptive", "lookahead"]
         for row in case["variants"].values():
             assert 1 <= row["tokens_per_row"] <= 3
-            assert row["speedup"]["runs"] == 1
+            assert row["speedup"]["runs"] == row["while_all_decode"]["runs"] == 1
             assert row["bound"] == pytest.approx(
                 row["tokens_per_row"] / (row["v"] + row["guesses"] / row["steps"] * row["c"])
             )
@@ -39,6 +40,27 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
     assert text.count("formula") == 10
     assert text.count("transformers, assisted by the draft") == 2
     assert all(row["texts"] == {"equal": 1, "of": 1, "largest_gap": 0.0} for row in case["variants"].values())
+
+
+def test_the_formula_is_of_steps_in_which_all_requests_decode(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NEW_TOKENS", 40)
+    options: tuple[dict[str, Any], ...] = ({"speculative": "ngram"}, {})
+    ngram, plain = (bench._Measured(LLM(course_model("draft"), **bench._COMMON, **mine)) for mine in options)
+    for _ in range(2):
+        ngram.serve(bench.workload("repeats", 3))
+        plain.serve(bench.workload("repeats", 3))
+    steps = ngram.llm.engine.trace.steps()
+    assert {len(step.rows) for step in steps} > {3}, "some ended before others"
+    assert {len(step.rows) for step in ngram.decoding} == {3}
+    for one in (ngram, plain):
+        at = [n for n, step in enumerate(one.decoding) if n and step.step_id > one.decoding[n - 1].step_id + 1]
+        for pace, mine in zip(one.paces, (one.decoding[: at[0]], one.decoding[at[0] :]), strict=True):
+            num = sum(sum(step.num_new_tokens) for step in mine[1:])
+            assert pace == pytest.approx((mine[-1].finished_at - mine[0].finished_at) / num)
+    assert 0 < ngram.proposing < sum(seconds for _, seconds in ngram._calls), "some are of other steps"
+    against, decoding = ngram.against(plain), ngram.decoding
+    assert against["steps"] == len(decoding) < len(steps)
+    assert against["tokens_per_row"] == sum(sum(step.num_new_tokens) for step in decoding) / (3 * len(decoding)) > 1
 
 
 def test_one_run_measures_every_method_there_is() -> None:

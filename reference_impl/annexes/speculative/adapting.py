@@ -9,6 +9,10 @@ a trial now and then, and the plan says for how many rows (`StepPlan.num_undraft
 A model runs once more for each further guess, for all requests at once, in p seconds. So how often it runs is decided
 for all n of them, by their mean acceptance a: the j-th pass is worth its time while a^j > (b + p / n) r.
 
+The first guess of a step may cost more than a further one: a product of one row and one of two are different kernels.
+So a step has guesses only if all of them together are likely to give more than their time would give elsewhere. What a
+step without any takes is measured every PLAIN_AFTER steps, if guesses leave none.
+
 It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So it is
 judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it takes itself, it is
 switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most MOST_LOST of the time.
@@ -16,7 +20,8 @@ Requests that it has not kept up with get no guesses any more, so a later trial 
 exit guess from what the target has computed, and need not keep up: they are judged alike, and a later trial is with all
 requests.
 
-b, p, r and the rest are measured on steps in which all requests decode. A machine stalls now and then: one step that
+b, p, r and the rest are measured on steps in which all requests decode, from the end of one to the end of the next:
+what the host does for guesses counts. A machine stalls now and then: one step that
 took fifty times as long as its like says nothing of what guesses cost. So times are medians, or means in which no time
 counts for more than three times the median. Extends `Drafting._useful_drafts`, `schedule`, `update` and `_finish`.
 """
@@ -28,13 +33,14 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 
 NUM_SIZES = 16  # whose seconds are remembered
 NUM_TIMES = 9  # of each: their median counts
+PLAIN_AFTER = 48  # steps with guesses, until one has none
 FORGOTTEN_AFTER = 128  # others, that a size was not among
 STALL = 3.0  # times the median: what took longer is counted as so much
 WEIGHT = 0.2  # of the newest step in the rate
@@ -69,11 +75,29 @@ class Times:
             for found in (self.seconds, self._newest, self._seen):
                 del found[oldest]
 
-    def slope(self) -> float | None:
-        """Seconds for one more; None until two sizes were seen. A time that falls with size is noise."""
-        if len(self.seconds) < 2:
+    def slope(self, beyond: int = -1) -> float | None:
+        """Seconds for one more, of sizes beyond that one, or of all where fewer than two were seen; None until two
+        were. A time that falls with size is noise."""
+        larger = {size: seconds for size, seconds in self.seconds.items() if size > beyond}
+        found = larger if len(larger) > 1 else self.seconds
+        if len(found) < 2:
             return None
-        return max(0.0, statistics.linear_regression([*self.seconds], [*self.seconds.values()]).slope)
+        return max(0.0, statistics.linear_regression([*found], [*found.values()]).slope)
+
+    def jump(self, size: int, slope: float) -> float:
+        """Seconds that the first one more than `size` takes, beyond the slope; 0 if that size was not seen."""
+        larger = [seconds - slope * (other - size) for other, seconds in self.seconds.items() if other > size]
+        if size not in self.seconds or not larger:
+            return 0.0
+        return max(0.0, statistics.fmean(larger) - self.seconds[size])
+
+
+class Prices(NamedTuple):
+    """Tokens that the engine gives in the time that something takes."""
+
+    guess: float  # one more of the target's, in a step that has guesses
+    first: float  # the first of a step, beyond that
+    model: float  # a pass of a model, that guesses once for each request
 
 
 @dataclass
@@ -95,14 +119,18 @@ class StepCosts:
         self._tokens += WEIGHT * (num_given - self._tokens)
         self._time += WEIGHT * (min(seconds, STALL * usual) - self._time)
 
-    def prices(self) -> tuple[float, float] | None:
-        """Tokens that the engine gives in the time that the target takes for one more guess, and in that which a model
-        takes to guess one for each request; None until steps of two sizes were seen."""
-        seconds = self.target.slope()
-        if seconds is None or self._time <= 0:
+    def of_guesses(self, num_rows: int, num: int) -> float:
+        """Seconds that the target takes for so many guesses, in a step of so many rows."""
+        slope = self.target.slope(num_rows)
+        return 0.0 if slope is None or not num else slope * num + self.target.jump(num_rows, slope)
+
+    def prices(self, num_rows: int) -> Prices | None:
+        """In a step of so many rows; None until steps of two sizes were seen."""
+        slope = self.target.slope(num_rows)
+        if slope is None or self._time <= 0:
             return None
         rate = self._tokens / self._time
-        return seconds * rate, (self.drafting.slope() or 0.0) * rate
+        return Prices(slope * rate, self.target.jump(num_rows, slope) * rate, (self.drafting.slope() or 0.0) * rate)
 
 
 @dataclass
@@ -120,8 +148,10 @@ class Acceptance:
         self.missed += (num_kept < num_drafts) - self.missed / MEMORY
         if not num_drafts:
             self.num_idle += 1
-        elif self.num_idle:
-            self.num_idle, self.patience = 0, TRIAL_AFTER if num_kept else 2 * self.patience
+        else:
+            if self.num_idle >= self.patience or num_kept:
+                self.patience = TRIAL_AFTER if num_kept else 2 * self.patience
+            self.num_idle = 0
 
     def chance(self, expected: float, weight: float) -> float:
         """That a guess is kept if those before it were. expected: what is assumed where little was seen, as if so many
@@ -194,7 +224,10 @@ class Adapting(Drafting):
         super().__init__(*core, **options)
         self.must_follow = must_follow
         self.costs = StepCosts()
-        self.prices: tuple[float, float] | None = None  # as of `StepCosts`; computed once a step, for all rows
+        self.prices: Prices | None = None  # computed once a step, for all rows
+        self._ended: float | None = None  # the step before, if this one is planned right behind it
+        self._num_with_guesses = 0  # steps, since one without
+        self._measures = False  # what a step takes without guesses: the one that is planned has none
         self._most = self.num_drafts  # guesses of a row, in the step that is planned
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
@@ -204,7 +237,8 @@ class Adapting(Drafting):
 
     def schedule(self, now: float) -> StepPlan:
         self._losing.clear()
-        self._most = self._depth_that_pays()
+        self._measures = self._num_with_guesses >= PLAIN_AFTER
+        self._most = self._depth_that_pays() if self.payoff.on else 0
         plan = super().schedule(now)
         num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
         self._behind.difference_update(row.request_id for row in plan.rows if not row.start)
@@ -217,11 +251,13 @@ class Adapting(Drafting):
 
     def _useful_drafts(self, request: Request) -> int:
         most = super()._useful_drafts(request)
-        if most and (not self.payoff.on or request.id in self._behind):
+        if not most or self._measures:
+            return 0
+        if not self.payoff.on or request.id in self._behind:
             self._losing.add(request.id)
             return 0
-        num = min(most, self._num_that_pay(request)) if most else 0
-        if most and not num and self.prices is not None:
+        num = min(most, self._num_that_pay(request))
+        if not num and self.prices is not None:
             self._losing.add(request.id)
         return num
 
@@ -231,22 +267,28 @@ class Adapting(Drafting):
         ):  # a step without any, then one with one for each: from steps of one size nothing follows
             return min(1, len(self.costs.target.seconds))
         found = self.acceptances.get(request.id, self.of_all)
-        k = _num_worth(self.prices[0], self._chance(found), self._most)
+        k = _num_worth(self.prices.guess, self._chance(found), self._most)
         return k or int(found.num_idle >= found.patience)
 
     def _depth_that_pays(self) -> int:
-        """A model guesses for all requests at once, so how often it runs is decided for all, by their mean chance."""
-        if self.prices is None or not self.prices[1] or not self.running:
+        """A model guesses for all requests at once, so how often it runs is decided for all, by their mean chance; and
+        whether there are any guesses, by what all are likely to give."""
+        self.prices = self.costs.prices(len(self.running))
+        if self.prices is None or not self.running:
             return self.num_drafts
         chances = [self._chance(self.acceptances.get(request.id, self.of_all)) for request in self.running]
-        price, of_pass = self.prices
-        return _num_worth(price + of_pass / len(chances), sum(chances) / len(chances), self.num_drafts)
+        price, most = self.prices, self.num_drafts
+        if price.model:
+            most = _num_worth(price.guess + price.model / len(chances), sum(chances) / len(chances), most)
+        numbers = [_num_worth(price.guess, chance, most) for chance in chances]
+        gain = sum(sum(chance**j for j in range(1, k + 1)) for chance, k in zip(chances, numbers, strict=True))
+        return most if gain > price.first + price.guess * sum(numbers) + price.model * max(numbers) else 0
 
     def _chance(self, found: Acceptance) -> float:
         return found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        num_given = 0
+        num_given, began = 0, output.started_at if self._ended is None else self._ended
         for row in plan.rows:
             tokens = output.tokens.get(row.request_id, ())
             num_given += len(tokens)
@@ -256,18 +298,21 @@ class Adapting(Drafting):
                 if row.num_drafts:
                     self.of_all.add(row.num_drafts, len(tokens) - 1)
         if plan.rows and all(row.num_tokens == 1 for row in plan.rows):
-            self.costs.add(plan, num_given, output.finished_at - output.started_at, output.drafting)
-            self.prices = self.costs.prices()
-            self._judge(plan, num_given, output)
-        return super().update(plan, output)
+            if self.payoff.on or self.payoff.num_steps % TRIAL_STEPS == 0:  # few are enough of a model that is off
+                self.costs.add(plan, num_given, output.finished_at - began, output.drafting)
+            self._num_with_guesses = self._num_with_guesses + 1 if plan.num_tokens > len(plan.rows) else 0
+            self._judge(plan, num_given, output.finished_at - began, output.drafting)
+        finished = super().update(plan, output)
+        self._ended = output.finished_at if self.running else None
+        return finished
 
-    def _judge(self, plan: StepPlan, num_given: int, output: StepOutput) -> None:
+    def _judge(self, plan: StepPlan, num_given: int, seconds: float, drafting: float) -> None:
         if not self.payoff.on:
             self.payoff.wait()
-        elif output.drafting:
-            rows, seconds = len(plan.rows), output.finished_at - output.started_at
+        elif drafting:
+            rows = len(plan.rows)
             followed = sum(row.request_id not in self._behind for row in plan.rows) / rows
-            spent = followed * output.drafting + (self.costs.target.slope() or 0.0) * (plan.num_tokens - rows)
+            spent = followed * drafting + self.costs.of_guesses(rows, plan.num_tokens - rows)
             self.payoff.add(rows, num_given, seconds, spent)
 
     def _finish(self, request: Request, reason: str) -> None:

@@ -31,6 +31,8 @@ class DraftingEngine(Engine):
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
         drafted = [requests[row.request_id] for row in plan.rows if row.num_drafts]
+        if not drafted and all(row.start == starts[row.request_id] for row in plan.rows):
+            return super().update(plan, step, reply, requests)
         had = [(request, len(request.tokens)) for request in drafted]
         done = super().update(plan, step, reply, requests)
         tokens = done.output.tokens

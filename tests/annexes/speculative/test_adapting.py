@@ -15,6 +15,7 @@ from reference_impl.annexes.speculative.adapting import (
     MOST_LOST,
     NUM_SIZES,
     OFF_STEPS,
+    PLAIN_AFTER,
     TRIAL_AFTER,
     TRIAL_STEPS,
     Acceptance,
@@ -25,7 +26,7 @@ from reference_impl.annexes.speculative.adapting import (
 )
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.interfaces import Reply, Row, Step, StepOutput, StepPlan
+from reference_impl.interfaces import Reply, Row, Step, StepPlan
 from reference_impl.observe.trace import DraftUse, StepDone, Trace
 from reference_impl.simulation.executor import SimulatedGPU
 from reference_impl.simulation.ledger import Ledger
@@ -39,11 +40,12 @@ class Roofline:
 
     read: float = 0.010
     compute: float = 0.0
+    first: float = 0.0  # more, of a step in which some row has more than one token
     bytes_per_token: float = 1000.0
     longest: int = 4096
 
     def step_seconds(self, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> float:
-        return self.read + self.compute * sum(new_tokens)
+        return self.read + self.compute * sum(new_tokens) + self.first * (max(new_tokens) > 1)
 
 
 def run(
@@ -72,6 +74,28 @@ def test_it_is_about_as_fast_as_the_best_number_and_never_much_slower_than_none(
     assert adapted <= 1.12 * min(seconds.values())
 
 
+@pytest.mark.parametrize("model", [{}, {"keep_up_seconds": 0.0001, "draft_seconds": 0.0002}])
+@pytest.mark.parametrize("acceptance", [0.1, 0.2, 0.3, 0.8])
+def test_the_first_guess_of_a_step_may_cost_more_than_all_that_follow(
+    acceptance: float, model: dict[str, float]
+) -> None:
+    """So that the price of one more is next to nothing, and all of them lose where they are seldom kept."""
+    cost = Roofline(first=0.004, compute=0.00001)
+    plain = run(cost, "off", 0, acceptance, 1, tokens=1000).gpu.time
+    fixed = [run(cost, "off", k, acceptance, 1, tokens=1000, **model).gpu.time for k in (1, 4)]
+    adapted = run(cost, "on", 4, acceptance, 1, tokens=1000, **model).gpu.time
+    assert adapted <= 1.03 * plain
+    assert adapted <= 1.05 * min(plain, *fixed)
+
+
+def test_a_step_in_about_fifty_has_no_guesses_so_that_what_they_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of(monkeypatch, Roofline(), "on", 4, acceptance=1.0, num_requests=3, tokens=1000)
+    assert DraftUse.of(steps).num_steps_off == 0, "guesses would have paid there, too"
+    without = [n for n, step in enumerate(steps) if not any(row.num_drafts for row in step.rows)][2:-1]
+    assert len(without) >= 3
+    assert {b - a for a, b in itertools.pairwise(without)} == {PLAIN_AFTER + 1}
+
+
 def decoding(*guesses: int) -> StepPlan:
     """Of a row for each."""
     return StepPlan(1, tuple(Row(str(i), 9, 1, True, num) for i, num in enumerate(guesses)))
@@ -79,16 +103,30 @@ def decoding(*guesses: int) -> StepPlan:
 
 def test_the_price_is_what_a_token_more_costs_in_tokens() -> None:
     costs = StepCosts()
-    assert costs.prices() is None
+    assert costs.prices(4) is None
     for _ in range(50):
         costs.add(decoding(*[0] * 4), 4, 1.0, 0.0)
-    assert costs.prices() is None  # of one size nothing follows
+    assert costs.prices(4) is None  # of one size nothing follows
     for _ in range(50):
         costs.add(decoding(*[1] * 4), 8, 1.4, 0.0)  # 0.1 s for each token more, at 8 / 1.4 tokens a second
-    assert costs.prices() == (pytest.approx(0.1 * 8 / 1.4, rel=0.01), 0)
+    assert costs.prices(4) == (pytest.approx(0.1 * 8 / 1.4, rel=0.01), 0, 0)
     for _ in range(100):
         costs.add(decoding(*[2] * 4), 6, 1.8, 0.0)
-    assert costs.prices() == (pytest.approx(0.1 * 6 / 1.8, rel=0.01), 0)
+    assert costs.prices(4) == (pytest.approx(0.1 * 6 / 1.8, rel=0.01), pytest.approx(0), 0)
+
+
+def test_the_first_guess_has_a_price_of_its_own() -> None:
+    costs = StepCosts()
+    for depth in (0, 1, 2, 3) * 9:
+        costs.add(decoding(*[depth] * 4), 10, 1.0 + 0.3 * (depth > 0) + 0.01 * 4 * depth, 0.0)
+    rate = 10 / (1.3 + 0.12)
+    near = {"rel": 0.1}  # the rate is that of the newest steps
+    assert costs.prices(4) == (pytest.approx(0.01 * rate, **near), pytest.approx(0.3 * rate, **near), 0)
+    assert costs.of_guesses(4, 12) == pytest.approx(0.3 + 0.12)
+    assert costs.of_guesses(4, 0) == 0
+    # Of a number of rows that was not seen alone: the slope says all that is known.
+    assert costs.of_guesses(5, 7) == pytest.approx(0.07)
+    assert costs.prices(5) == (pytest.approx(0.01 * rate, **near), 0, 0)
 
 
 def test_a_pass_of_what_guesses_has_a_price_of_its_own() -> None:
@@ -97,7 +135,9 @@ def test_a_pass_of_what_guesses_has_a_price_of_its_own() -> None:
         costs.add(decoding(*[depth] * 4), 10, 1.0 + 0.01 * 4 * depth + 0.5 + 0.2 * depth, 0.5 + 0.2 * depth)
     assert costs.target.slope() == pytest.approx(0.01)
     assert costs.drafting.slope() == pytest.approx(0.2)
-    assert costs.prices() == (pytest.approx(0.01 * 10 / 1.74, rel=0.05), pytest.approx(0.2 * 10 / 1.74, rel=0.05))
+    assert costs.prices(4) == (
+        pytest.approx(0.01 * 10 / 1.74, rel=0.05), pytest.approx(0, abs=1e-9), pytest.approx(0.2 * 10 / 1.74, rel=0.05)
+    )  # fmt: skip
 
 
 def test_times_are_of_the_newest_steps_and_of_the_sizes_seen_lately() -> None:
@@ -143,8 +183,12 @@ def test_a_trial_that_fails_makes_the_next_one_wait_twice_as_long() -> None:
     found, waits = Acceptance(), []
     for kept in (0, 0, 0, 1, 0):
         waits.append(found.patience)
-        found.add(0, 0)
+        for _ in range(found.patience):
+            found.add(0, 0)
         found.add(1, kept)
+    found.add(0, 0)
+    found.add(1, 0)
+    assert found.patience == 2 * TRIAL_AFTER, "a step without guesses between others is no trial"
     assert waits == [TRIAL_AFTER * n for n in (1, 2, 4, 8, 1)]
 
 
@@ -319,7 +363,7 @@ def test_of_what_a_model_takes_the_share_of_what_it_follows_counts(monkeypatch: 
     scheduler.payoff, scheduler._behind, scheduler.costs = Payoff(), {"a", "b", "c"}, StepCosts()
     scheduler.costs.target.seconds |= {4: 0.25, 6: 0.27}
     monkeypatch.setattr(scheduler.payoff, "add", lambda *values: found.append(values))
-    scheduler._judge(decoding(0, 0, 0, 2), 5, StepOutput({}, {}, 1.0, 1.5, drafting=0.25))
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     scheduler._behind = {"0", "1", "2"}
-    scheduler._judge(decoding(0, 0, 0, 2), 5, StepOutput({}, {}, 1.0, 1.5, drafting=0.25))
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     assert found == [(4, 5, 0.5, pytest.approx(0.25 + 0.02)), (4, 5, 0.5, pytest.approx(0.0625 + 0.02))]
