@@ -135,7 +135,7 @@ def test_no_text_changes_with_blocks_that_are_few_and_prefixes_that_are_found(
 
 @pytest.mark.parametrize("method", ["medusa", "early-exit"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_need_not_keep_up_guesses_for_all_requests_as_soon_as_it_is_on_again(
+def test_what_need_not_keep_up_guesses_for_all_requests_a_step_after_it_is_on_again(
     target, plain, seed: int, method: str
 ) -> None:
     """Also for those that were computed while it was off."""
@@ -146,14 +146,17 @@ def test_what_need_not_keep_up_guesses_for_all_requests_as_soon_as_it_is_on_agai
     heads = random_heads() if method == "medusa" else None
     engine = flipping(Engine(target, config, Parts(draft_model=heads)), seed)
     scheduler: Any = engine.scheduler
-    schedule, missed, again = scheduler.schedule, set[str](), set[str]()
+    schedule, missed, again, behind = scheduler.schedule, set[str](), set[str](), set[str]()
 
     def watched(now: float) -> StepPlan:
         plan: StepPlan = schedule(now)
-        assert plan.keeps_up
+        assert plan.keeps_up == scheduler.payoff.on or not plan.rows
         again.update(row.request_id for row in plan.rows if row.num_drafts and row.request_id in missed)
+        assert not any(row.num_drafts and row.request_id in behind for row in plan.rows)
+        behind.difference_update(row.request_id for row in plan.rows)
         if not scheduler.payoff.on:
             missed.update(row.request_id for row in plan.rows)
+            behind.update(row.request_id for row in plan.rows)
             assert not any(row.num_drafts for row in plan.rows)
         return plan
 

@@ -17,8 +17,8 @@ It also computes what it does not guess, to keep up with the text: time that no 
 judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it takes itself, it is
 switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most MOST_LOST of the time.
 Requests that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early
-exit guess from what the target has computed, and need not keep up: they are judged alike, and a later trial is with all
-requests.
+exit guess from what the target computed in the step before: they are judged alike, and a later trial is with all
+requests, from its second step on.
 
 b, p, r and the rest are measured on steps in which all requests decode, from the end of one to the end of the next:
 what the host does for guesses counts. A machine stalls now and then: one step that
@@ -217,8 +217,8 @@ def _without_stalls(seconds: Sequence[float]) -> float:
 
 
 class Adapting(Drafting):
-    """num_drafts: the most that a row has. must_follow: what guesses has to compute what it does not guess, too, to go
-    on (if there is a model that does)."""
+    """num_drafts: the most that a row has. must_follow: what guesses has to compute all that it does not guess, too, to
+    go on (if there is a model that does); otherwise the step before is enough."""
 
     def __init__(self, *core: Any, must_follow: bool = True, **options: Any):
         super().__init__(*core, **options)
@@ -242,8 +242,10 @@ class Adapting(Drafting):
         plan = super().schedule(now)
         num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
         self._behind.difference_update(row.request_id for row in plan.rows if not row.start)
-        if self.must_follow and not self.payoff.on:
+        if not self.payoff.on:
             self._behind.update(row.request_id for row in plan.rows)
+        elif not self.must_follow:  # the step before a guess is enough
+            self._behind.difference_update(row.request_id for row in plan.rows)
         keeps_up = not plan.rows or any(row.request_id not in self._behind for row in plan.rows)
         if num_undrafted or not keeps_up:
             return replace(plan, num_undrafted=num_undrafted, keeps_up=keeps_up)
