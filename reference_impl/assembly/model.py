@@ -11,6 +11,7 @@ from reference_impl.annexes.cpu.operators import use_norm_of_few
 from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
+from reference_impl.assembly.compiled import compile_one_row, methods_to_compile
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
 from reference_impl.assembly.stored_weights import methods_of_layouts, paths_of, spare_tensors, stored_methods
 from reference_impl.core.decoder import Decoder
@@ -72,7 +73,7 @@ def load_model(
         check_tied(files, folder / "config.json")
     check_forms(all_linears(model), files)
     fill(model, table, files, spare_tensors(model))
-    return _finished(model, folder)
+    return _finished(model, folder, kernels)
 
 
 def _load_gguf(
@@ -99,11 +100,13 @@ def _load_gguf(
     model = build_model(config, dtype, device, max_position, kernels, linear_method=methods)
     what = f"a {config.architecture} with this metadata"
     store_tensors(_table(model, path), gguf_tensors(file, config), str(path), model.dtype, what)
-    return _finished(model, path)
+    return _finished(model, path, kernels)
 
 
-def _finished(model: Decoder, path: Path) -> Decoder:
+def _finished(model: Decoder, path: Path, kernels: Asked) -> Decoder:
     finish(model)
+    if kernels == "compiled":
+        compile_one_row(model)
     if found := paths_of(model):
         logger.info("%s: quantized linear layers: %s", path, ", ".join(f"{n} {way}" for way, n in found.items()))
     return model
@@ -139,7 +142,9 @@ def build_model(
     check_free(ROTARY_BYTES * positions * config.head_dim, free_bytes(CPU), what, "this machine", "set max_model_len")
     chosen = choose_kernels(kernels, device, dtype)
     _check_experts(config, chosen, quantization, linear_method)
-    if linear_method is None:
+    if linear_method is None and kernels == "compiled":
+        linear_method = methods_to_compile(quantization, dtype)
+    elif linear_method is None:
         linear_method = choose_methods(quantization, dtype, device, chosen)
     elif quantization != "none":
         raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
@@ -189,7 +194,7 @@ def dummy_model(
     """A model with random weights: see `fill_with_random_numbers`. Other options: see `load_model`."""
     model = build_model(config, dtype, device, max_position, kernels, quantization)
     fill_with_random_numbers(model, seed)
-    return model
+    return compile_one_row(model) if kernels == "compiled" else model
 
 
 def num_bytes(model: Decoder) -> int:

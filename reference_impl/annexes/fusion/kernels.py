@@ -16,7 +16,7 @@ from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
 
-Asked = Literal["auto", "triton", "torch"]
+Asked = Literal["auto", "triton", "torch", "compiled"]
 Backend = Literal["triton", "torch"]
 Norm = Callable[[Tensor, Tensor | None, float], Tensor]
 
@@ -82,7 +82,12 @@ def triton_kernels() -> Kernels:
 
 
 def choose_backend(asked: Asked, device: torch.device, dtype: torch.dtype) -> Backend:
-    """auto: Triton on a GPU where its kernels do their work, torch elsewhere. ValueError where "triton" cannot be."""
+    """auto: Triton on a GPU where its kernels do their work, torch elsewhere. ValueError where "triton" cannot be.
+    compiled: torch on a CPU, whose layers are compiled beside it (annexes/compiled)."""
+    if asked == "compiled" and device.type != "cpu":
+        raise ValueError(f"attention='compiled' is for a CPU, and the model is on {device}: use attention='auto'")
+    if asked == "compiled":
+        return "torch"
     if asked == "torch" or (asked == "auto" and device.type != "cuda"):
         return "torch"
     reason = _why_not_triton(device, dtype, interpreted_will_do=asked == "triton")

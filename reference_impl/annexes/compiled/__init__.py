@@ -1,0 +1,1 @@
+"""Steps of one token on a CPU, with what lies between two attentions compiled to one function."""
