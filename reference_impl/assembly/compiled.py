@@ -9,8 +9,8 @@ from torch import Tensor
 
 from reference_impl.annexes.compiled.decoder import Product, Rows, compiled, row_times
 from reference_impl.annexes.cpu.operators import HeadCopy
-from reference_impl.assembly.linear_methods import Quantizations, choose_methods
 from reference_impl.annexes.fusion.kernels import TORCH
+from reference_impl.assembly.linear_methods import Quantizations, choose_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.interfaces import LinearMethod

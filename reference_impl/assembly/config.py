@@ -59,9 +59,10 @@ class EngineConfig:
     such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
     position are kept more often, and cost a token each in the step.
-    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves. "compiled":
-    torch's, and on a CPU steps of one token have what lies between two attentions compiled while the model is loaded
-    (half a minute the first time; needs a C++ compiler), for one stream; several rows take longer than with "torch".
+    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves. Or
+    "compiled", for one stream on a CPU: torch's, and in steps of one token what lies between two attentions is compiled
+    while the model is loaded (half a minute the first time, with a C++ compiler; annexes/compiled). Several rows take
+    longer than with "torch".
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
     head of a token), "kivi" (int4, but keys have a scale and a least number for each channel of a block; a query reads

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import torch
 
 from reference_impl.annexes.cpu.default import default_method
@@ -24,7 +28,15 @@ def products() -> dict[str, str]:
     cpu, found = torch.device("cpu"), {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found[str(dtype).removeprefix("torch.")] = how(type(default_method(dtype, cpu)))
-    return {**found, "int8": how(CpuInt8), "int4": how(CpuInt4)}
+    return {**found, "int8": how(CpuInt8), "int4": how(CpuInt4), "one row of attention='compiled'": of_one_row()}
+
+
+def of_one_row() -> str:
+    """Where a model's steps of one token are compiled (`annexes/compiled`), or what is missing for it."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), None)
+    if compiler is None:
+        return "cannot be here, for want of a C++ compiler"
+    return f"compiled loops over weights as stored, by {Path(compiler).name}; int4 as without"
 
 
 def how(method: type) -> str:

@@ -18,7 +18,10 @@ from reference_impl.annexes.speculative.growth import DYNAMIC
 from reference_impl.cli.messages import described, is_usage, say
 
 _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
-_ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
+_ATTENTION = (
+    "triton (our kernels), torch, or auto: triton on a GPU that they are made for. "
+    "compiled: for one stream on a CPU, half a minute to load the first time; needs a C++ compiler."
+)
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _SPECULATIVE = (

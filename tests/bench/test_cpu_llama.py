@@ -208,12 +208,15 @@ class Stand:
         return texts
 
 
+@pytest.mark.compiler
 def test_every_candidate_is_timed_and_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_peer, "start", lambda: (Stand(), {"llama-cpp-python": "0.0.stand"}))
+    # One that is compiled: each takes seconds.
+    monkeypatch.setattr(cpu_llama, "ONE_STREAM", {**cpu_llama.BESIDE, "int8, compiled": "q8_0"})
     result = cpu_llama.run(rounds=1, new_tokens=2, streams=2, **SMALL)
     ours, theirs = ["bfloat16", "int8", "int4"], ["f16", "q8_0", "q4_0"]
-    assert list(result["one stream"]["tokens_per_second"]) == ours + theirs
-    assert list(result["one stream"]["times_as_long"]) == ours
+    assert list(result["one stream"]["tokens_per_second"]) == [*ours, "int8, compiled", *theirs]
+    assert list(result["one stream"]["times_as_long"]) == [*ours, "int8, compiled"]
     assert list(result["batch"]["tokens_per_second"]) == ["float32", *ours, *theirs]
     assert list(result["batch"]["times_as_long"]) == ["float32", *ours]
     verified = result["verified"]
@@ -225,12 +228,12 @@ def test_every_candidate_is_timed_and_verified(monkeypatch: pytest.MonkeyPatch) 
     assert verified["float32, batch"]["rows"] == 2
     for case, unit in (("one stream", "ms a token"), ("batch", "tokens/s")):
         speed = {name: 1 / spread["median"] for name, spread in result[case]["tokens_per_second"].items()}
-        pairs = {"float32": "f16", **dict(zip(ours, theirs, strict=True))}
+        pairs = {"float32": "f16", "int8, compiled": "q8_0", **dict(zip(ours, theirs, strict=True))}
         for name, spread in result[case]["times_as_long"].items():
             assert spread["median"] == pytest.approx(speed[name] / speed[pairs[name]])
         assert sum(unit in line for line in cpu_llama.table(result)) == len(result[case]["times_as_long"])
     shown = cpu_llama.markdown(result)
-    assert shown.count("\n| one stream, ") == 3
+    assert shown.count("\n| one stream, ") == 4
     assert shown.count("\n| 2 requests, ") == 4
     assert "| 2 requests, float32 beside f16 |" in shown
     assert "llama-cpp-python 0.0.stand" in shown

@@ -15,6 +15,7 @@ few seconds in later processes, which find them in TorchInductor's folder.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +23,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._inductor import exc
-from torch._inductor import compile as compile_graph
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.annexes.cpu.half import slow_half_linear
@@ -38,7 +36,12 @@ from reference_impl.kernels import reference
 Product = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 # Of the compiler. What is computed once for a row goes to memory, or it would be computed again for each output of the
 # product behind it; the number of threads is that of each call, not that of the machine that compiled.
-OPTIONS = {"cpp.dynamic_threads": True, "realize_reads_threshold": 1, "realize_opcount_threshold": 1}
+OPTIONS = {
+    "compile_threads": 1,
+    "cpp.dynamic_threads": True,
+    "realize_reads_threshold": 1,
+    "realize_opcount_threshold": 1,
+}
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
@@ -84,7 +87,12 @@ class Functions:
             found = self._made[key] = self._compile(getattr(self, name), forms, arguments)
         return found(*arguments)
 
-    def _compile(self, function: Callable[..., Any], forms: Sequence[Any], arguments: list[Tensor]) -> Any:
+    def _compile(self, function: Callable[..., Any], forms: Sequence[Any], arguments: Sequence[Tensor]) -> Any:
+        # Here, since to import them takes as long as to import torch.
+        from torch._inductor import compile as compile_graph
+        from torch._inductor import exc
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         num_others = len(arguments) - sum(len(names) for _, names in forms)
 
         def flat(*tensors: Tensor) -> Any:
@@ -97,12 +105,15 @@ class Functions:
         with torch.no_grad():
             graph = make_fx(flat)(*arguments)
             try:
-                return compile_graph(graph, arguments, options=OPTIONS)
-            except exc.InvalidCxxCompiler as missing:
+                return compile_graph(graph, [*arguments], options=OPTIONS)
+            except exc.InductorError as failed:
+                if not isinstance(failed.inner_exception, exc.InvalidCxxCompiler | exc.CppCompileError):
+                    raise
                 raise ValueError(
-                    "attention='compiled' expects a C++ compiler (g++ or clang++, or what CXX names), and torch finds "
-                    "none here: install one, or use attention='torch'"
-                ) from missing
+                    "attention='compiled' expects a C++ compiler (g++ or clang++, or what CXX names) and Python's "
+                    f"header files, and torch found: {str(failed).strip().splitlines()[0]}. Install them (on Debian "
+                    "g++ and python3-dev), or use attention='torch'"
+                ) from failed
 
     def before(self, multiply: Sequence[Any], x: Tensor, cos: Tensor, sin: Tensor, *norms: Tensor) -> Any:
         """The residual stream [1, hidden_size] -> q, k, v, as attention takes them."""
@@ -158,7 +169,7 @@ class CompiledDecoder(Decoder):
         run, layers = self.functions, [*self.layers]
         cos, sin = self.rotary.cos_sin.index_select(1, position).unbind()
         q, k, v = run("before", [layers[0].qkv], x, cos, sin, *_norms_of(layers[0]))
-        for layer, following in zip(layers, layers[1:]):  # noqa: B905
+        for layer, following in itertools.pairwise(layers):
             attended, rest = attend(q, k, v, layer.index).flatten(1), (cos, sin, *_norms_of(following))
             linears = [*_behind_attention(layer), following.qkv]
             x, q, k, v = run("between", linears, attended, x, layer.mlp_norm, *rest)
