@@ -49,6 +49,7 @@ LIKE_OTHERS = 32  # guesses that all requests together count for in what is expe
 AT_FIRST = 0.8  # before any guess; those that are too many end soon
 TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
 TRIAL_STEPS = 8  # with a model that guesses, before it is judged
+COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do not count
 ERRORS = 2  # standard errors by which it must lose in a trial: a few steps say little. After MEMORY steps one is enough
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
 MOST_LOST = 0.02  # of the time without it, in its trials
@@ -176,11 +177,13 @@ class Payoff:
         what the target takes for its guesses."""
         spent = min(spent, 0.9 * seconds)  # the target's are of few steps at first, and may be far too many
         self.num_steps += 1
+        if self.num_steps <= COLD_STEPS:
+            return
         self._steps.append((num_given - num_rows, num_rows, seconds - spent, spent))
         errors = ERRORS if self.num_steps < MEMORY else 1
-        if self.num_steps % TRIAL_STEPS == 0 and self._lost(errors) > 0:
+        if (self.num_steps - COLD_STEPS) % TRIAL_STEPS == 0 and self._lost(errors) > 0:
             least = OFF_STEPS if self.num_steps > MEMORY else 2 * self.patience
-            self.patience = max(least, math.ceil(len(self._steps) * self._lost() / MOST_LOST))
+            self.patience = max(least, math.ceil((COLD_STEPS + len(self._steps)) * self._lost() / MOST_LOST))
             self._switch(False)
 
     def _lost(self, errors: float = 0.0) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from reference_impl.annexes.speculative.adapting import (
+    COLD_STEPS,
     FORGOTTEN_AFTER,
     MOST_LOST,
     NUM_SIZES,
@@ -238,7 +239,7 @@ def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytes
     model = {"keep_up_seconds": 0.003, "draft_seconds": 0.001}
     fast = steps_of(monkeypatch, Roofline(read=0.002), "on", 4, acceptance=0.7, num_requests=1, **model)
     slow = steps_of(monkeypatch, Roofline(read=0.020), "on", 4, acceptance=0.7, num_requests=1, **model)
-    assert DraftUse.of(fast).num_drafts <= TRIAL_STEPS
+    assert DraftUse.of(fast).num_drafts <= COLD_STEPS + TRIAL_STEPS
     assert DraftUse.of(fast).num_steps_off > 300
     assert DraftUse.of(slow).num_steps_off == 0
 
@@ -304,7 +305,7 @@ def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the
         else:
             losing.wait()
             waited += 1
-    assert 0 < lost <= MOST_LOST * waited + 2 * TRIAL_STEPS  # of the newest trial the wait has just begun
+    assert 0 < lost <= MOST_LOST * waited + 2 * (COLD_STEPS + TRIAL_STEPS)  # of the newest trial the wait has just begun
 
 
 def test_a_model_that_pays_stays_on_and_one_that_no_longer_does_is_switched_off() -> None:
@@ -318,14 +319,22 @@ def test_a_model_that_pays_stays_on_and_one_that_no_longer_does_is_switched_off(
     assert not payoff.on
 
 
+def test_the_first_steps_of_a_trial_do_not_count() -> None:
+    """A model's first steps may take ten times as long as those that follow."""
+    payoff = Payoff()
+    for turn in range(COLD_STEPS + 4 * TRIAL_STEPS):
+        payoff.add(1, 3, 0.055 if turn < COLD_STEPS else 0.015, 0.050 if turn < COLD_STEPS else 0.010)
+        assert payoff.on
+
+
 def test_what_is_lost_counts_for_all_rows_of_a_step() -> None:
     """Two of eight guess: what their guesses take is a small part of the step."""
     payoff = Payoff()
-    for _ in range(TRIAL_STEPS):
+    for _ in range(COLD_STEPS + TRIAL_STEPS):
         payoff.add(8, 10, 0.0105, 0.0005)
     assert payoff.on
     losing = Payoff()
-    for _ in range(TRIAL_STEPS):
+    for _ in range(COLD_STEPS + TRIAL_STEPS):
         losing.add(8, 10, 0.015, 0.005)
     assert not losing.on
     for _ in range(OFF_STEPS - 1):
