@@ -26,7 +26,7 @@ from reference_impl.models.gguf_model import gguf_config
 from reference_impl.models.gguf_tokenizer import gguf_tokenizer
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.converted import PER_PRODUCT
-from reference_impl.models.quantization.gguf_blocks import BLOCKS, codes_of, decode_blocks
+from reference_impl.models.quantization.gguf_blocks import BLOCKS, HALVES, codes_of, decode_blocks
 from reference_impl.models.quantization.scheme import decode
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.tensors import fitted_of, tensors_of
@@ -63,10 +63,11 @@ def some_blocks(kind: str, rows: int, numbers: int, seed: int) -> np.ndarray:
     each, size = BLOCKS[kind]
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, (rows, numbers // each, size), dtype=np.uint8)
-    alone = {"Q3_K": [108], "Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}
-    halves = {**alone, "Q2_K": [80, 82]}.get(kind, [0, 2])
-    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q2_K": 2e-3, "Q3_K": 5e-4, "Q4_K": 3e-4, "Q5_K": 2e-4}.get(kind, 2e-2)
-    for start in halves:
+    if kind == "MXFP4":
+        blocks[..., 0] = draw.integers(118, 123, blocks.shape[:2])
+    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q2_K": 2e-3, "Q3_K": 5e-4, "Q4_K": 3e-4, "Q5_K": 2e-4, "IQ4_NL": 1e-3,
+              "IQ4_XS": 5e-5}.get(kind, 2e-2)  # fmt: skip
+    for start in HALVES[kind]:
         small = draw.uniform(0.2, 1, blocks.shape[:2]).astype(np.float16) * np.float16(factor)
         blocks[..., start : start + 2] = small.astype(np.float16).view(np.uint8).reshape(*blocks.shape[:2], 2)
     return blocks.reshape(rows, -1)
@@ -121,8 +122,8 @@ def test_a_block_of_q3_k_worked_out_by_hand() -> None:
         assert found[16 * k : 16 * k + 16].tolist() == [0.5 * (k - 8) * code] * 16
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_two_kinds_are_a_scheme_and_go_into_compressed_tensors(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "MXFP4"])
+def test_three_kinds_are_a_scheme_and_go_into_compressed_tensors(kind: str) -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(weight, KINDS[kind]))
     coded = codes_of(raw, kind)
