@@ -39,8 +39,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     kind, pre = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.pre")
     if kind == "llama":
         made = _sentencepiece(file)
-    elif kind == "gpt2" and pre in _PATTERNS:
-        made = _bytes(file, str(pre))
+    elif kind == "gpt2" and isinstance(pre, str) and pre in _PATTERNS:
+        made = _bytes(file, pre)
     elif beside.is_file():
         return _whole(beside.read_text("utf-8"), beside)
     else:
