@@ -119,7 +119,7 @@ QUANTIZED = sorted(name for name in NAMES if Kinds.get(name.split(".")[-2]) in B
 
 
 def logits_of(path: Path) -> Tensor:
-    model = load_model(path, torch.float32)
+    model = load_model(path, torch.float32, max_position=8)
     batch = ragged_batch([(IDS, 0)], len(IDS), model.device)
     with torch.inference_mode():
         return model(batch, None, RecomputeAttention(model.config.attention_scale))
@@ -391,7 +391,12 @@ def test_any_field_may_be_anything(tmp_path: Path) -> None:
             fields |= {"tokenizer.ggml.model": packed("gpt2"), "tokenizer.ggml.pre": packed("qwen2")}
             fields["tokenizer.ggml.merges"] = packed(["a b"])
         path.write_bytes(replace(PARTS, fields=fields | {name: packed(value)}).whole())
-        for read in (gguf_config, gguf_tokenizer, special_tokens, lambda file: load_model(file.path, torch.float32)):
+        for read in (
+            gguf_config,
+            gguf_tokenizer,
+            special_tokens,
+            lambda file: load_model(file.path, torch.float32, max_position=8),
+        ):
             assert str(path) in error_in(read, path)
 
     check()
@@ -409,7 +414,7 @@ def test_bytes_changed_anywhere_end_in_an_error_or_a_model(tmp_path: Path) -> No
     )  # fmt: skip
     def check(place: int, cut: int, new: bytes, fill: bytes) -> None:
         path.write_bytes(header[:place] + (new + fill * cut)[: max(cut, len(new))] + header[place + cut :] + data)
-        for read in (gguf_config, gguf_tokenizer, lambda file: load_model(file.path, torch.float32)):
+        for read in (gguf_config, gguf_tokenizer, lambda file: load_model(file.path, torch.float32, max_position=8)):
             assert str(path) in error_in(read, path)
 
     check()
