@@ -4,6 +4,7 @@ the same file, and errors for files that are cut off or of another kind."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reference_impl import LLM, SamplingParams, course_model
@@ -203,8 +204,6 @@ def test_logits_are_those_of_the_decoded_weights(
 ) -> None:
     """With parts of one layer of different kinds, as files named Q4_K_M have them: decoded once, or, where memory has
     no room for that, for each product."""
-    from safetensors.torch import save_file
-
     path, weights = make_gguf(architecture, MIXED | {"down": "BF16", "embed": "Q8_0", "lm_head": "Q6_K"})
     model = load_model(path, FLOAT32)
     folder = tmp_path / "model"
@@ -289,8 +288,6 @@ def test_a_tokenizer_of_bytes_is_the_folder_s(tmp_path: Path) -> None:
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
-    import json
-
     stored = json.loads(made.to_str())["model"]
     tokens = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)
     file = tokenizer_file(
@@ -379,3 +376,40 @@ def test_a_tokenizer_whose_pattern_is_not_known_asks_for_the_model_s_own(tmp_pat
         gguf_tokenizer(file)
     (tmp_path / "tokenizer.json").write_text((course_model("target") / "tokenizer.json").read_text())
     assert gguf_tokenizer(file).get_vocab_size() == 4096
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, "BF16"])
+def test_the_course_model_in_each_kind_has_the_logits_of_its_decoded_weights(
+    kind: str, our_logits, tmp_path: Path
+) -> None:
+    """Two of its layers, and the embedding, which is its lm_head, too. Blocks that the package gguf rounds to are those
+    of the course model's weights; of the others, which it only decodes, they are drawn."""
+    folder, weights = course_model("target"), {}
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2, "dtype": "float32"}
+    writer = gguf.GGUFWriter(tmp_path / "course.gguf", "qwen3")
+    for add, value in [
+        (writer.add_embedding_length, 256), (writer.add_block_count, 2), (writer.add_feed_forward_length, 768),
+        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_key_length, 64),
+        (writer.add_context_length, 2048), (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e4),
+    ]:  # fmt: skip
+        add(value)
+    for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+        if "layers." in name and int(name.split(".")[2]) > 1:
+            continue
+        own, data = KINDS[kind if tensor.dim() > 1 else "F32"], tensor.float().numpy()
+        try:
+            data = gguf.quants.quantize(data, own)
+        except NotImplementedError:
+            data = some_blocks(kind, *tensor.shape, seed)
+        weights[name] = torch.from_numpy(gguf.quants.dequantize(data, own)).view(tensor.shape)
+        writer.add_tensor(theirs(name), data, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    expected = our_logits(load_model(tmp_path / "plain", FLOAT32), IDS)[0]
+    found = our_logits(load_model(tmp_path / "course.gguf", FLOAT32), IDS)[0]
+    assert torch.equal(found, expected)
