@@ -413,3 +413,34 @@ def test_the_course_model_in_each_kind_has_the_logits_of_its_decoded_weights(
     expected = our_logits(load_model(tmp_path / "plain", FLOAT32), IDS)[0]
     found = our_logits(load_model(tmp_path / "course.gguf", FLOAT32), IDS)[0]
     assert torch.equal(found, expected)
+
+
+def test_a_tied_llama_whose_heads_are_not_a_part_of_its_width(our_logits, tmp_path: Path, make_folder) -> None:  # noqa: F811
+    """Four heads of 32 numbers in a width of 256; o_proj's rows of 128 numbers are no whole block of a K kind."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 97,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+             "tie_word_embeddings": True, "rms_norm_eps": 1e-6}  # fmt: skip
+    folder = make_folder(architecture="LlamaForCausalLM", **sizes)
+    writer, weights = gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), {}
+    for add, value in [
+        (writer.add_embedding_length, 256), (writer.add_block_count, 1), (writer.add_feed_forward_length, 256),
+        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_key_length, 32),
+        (writer.add_value_length, 32), (writer.add_rope_dimension_count, 32), (writer.add_context_length, 256),
+        (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e4),
+    ]:  # fmt: skip
+        add(value)
+    for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+        kind = "F32" if tensor.dim() == 1 else "IQ4_NL" if "o_proj" in name else "Q6_K" if "embed" in name else "IQ4_XS"
+        data = tensor.numpy() if kind == "F32" else some_blocks(kind, *tensor.shape, seed)
+        weights[name] = torch.from_numpy(gguf.quants.dequantize(data, KINDS[kind])).view(tensor.shape)
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2], 0)
+        writer.add_tensor(theirs(name), permute(data, heads) if heads else data, raw_dtype=KINDS[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = load_model(tmp_path / "a.gguf", FLOAT32)
+    assert model.lm_head is None
+    assert model.config.head_dim == 32
+    assert torch.equal(our_logits(model, IDS)[0], our_logits(load_model(folder, FLOAT32), IDS)[0])
