@@ -13,7 +13,13 @@ from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.compiled import compile_one_row, methods_to_compile
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.assembly.stored_weights import methods_of_layouts, paths_of, spare_tensors, stored_methods
+from reference_impl.assembly.stored_weights import (
+    embedding_layout,
+    methods_of_layouts,
+    paths_of,
+    spare_tensors,
+    stored_methods,
+)
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -26,7 +32,8 @@ from reference_impl.models.gguf_file import GgufFile, is_gguf
 from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
 from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
 from reference_impl.models.moe import expert_layers
-from reference_impl.models.quantization.head import all_linears, use_stored_head
+from reference_impl.models.quantization.head import all_linears, decoded_embedding, use_stored_head
+from reference_impl.models.quantization.layouts import Layout
 from reference_impl.models.quantization.mixed_up import check_forms, check_tied
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.shapes import fill_with_random_numbers
@@ -69,6 +76,8 @@ def load_model(
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     table = _table(model, folder)
+    if own and (layout := embedding_layout(folder)) is not None:
+        table |= _embedding(model, layout, table, folder)
     if own and config.tied_embeddings and linear_method is not None:
         check_tied(files, folder / "config.json")
     check_forms(all_linears(model), files)
@@ -118,6 +127,17 @@ def _table(model: Decoder, folder: Path) -> dict[str, Destination]:
     except ValueError as wrong:  # a layout that has no room for one of the matrices
         where = folder if is_gguf(folder) else f"{folder / 'config.json'}: quantization_config"
         raise ConfigError(f"{where}: {wrong}") from None
+
+
+def _embedding(model: Decoder, layout: Layout, table: dict[str, Destination], folder: Path) -> dict[str, Destination]:
+    """The tensors of an embedding that comes quantized, in place of the one that the table has of it."""
+    name = "model.embed_tokens"
+    del table[f"{name}.weight"]
+    try:
+        found = decoded_embedding(layout, model.embedding)
+    except ValueError as wrong:
+        raise ConfigError(f"{folder}: {name}, {list(model.embedding.shape)}: {wrong}") from None
+    return {f"{name}.{word}": destination for word, destination in found.items()}
 
 
 def build_model(

@@ -87,6 +87,15 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
     return lambda name: None if name == "lm_head" and plain_head else layout_of(name)
 
 
+def embedding_layout(folder: Path) -> Layout | None:
+    """Of model.embed_tokens, where it comes quantized: torchao's headers say so, name by name. None: it does not."""
+    path = folder / "config.json"
+    raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
+    if not isinstance(raw, dict) or raw.get("quant_method") != "torchao":
+        return None
+    return torchao_layouts(folder, weight_files(folder))("model.embed_tokens")
+
+
 def with_parts(raw: Any) -> Any:
     """A quantization_config in whose lists of names qkv_proj and gate_up_proj, as vLLM calls what it joins, also stand
     for their parts: in names, and in regular expressions behind re:."""

@@ -106,7 +106,7 @@ def gates_part(record: dict[str, Any]) -> str:
     from reference_impl.bench import gates
 
     runs = [run for methods in record["models"].values() for found in methods.values() for run in found]
-    instructions = ", ".join(sorted({run["instructions"] for run in runs}))
+    instructions = ", ".join(sorted({run["instructions"].split(",")[0] for run in runs}))
     speed = record.get("speed", {}).get("stamp", {})
     return "\n".join([
         "What quantization of the course model costs, as `python -m reference_impl.bench gates` recorded it:", "",

@@ -36,8 +36,8 @@ _BITS = (
 )
 
 _LM_HEAD = (
-    "Quantize lm_head, too, to this scheme (int8, fp8, ...), rounded to nearest. One that is tied to the embedding is "
-    "written beside it, which stays as it is."
+    "Quantize lm_head, too, to this scheme (int8, fp8, ...), rounded as the method rounds layers. One that is tied to "
+    "the embedding is written beside it, which stays as it is."
 )
 
 _TASKS = (

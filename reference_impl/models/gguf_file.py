@@ -6,7 +6,9 @@
     padding to general.alignment; the tensors' bytes
 
 All little-endian (docs/gguf.md of ggml-org/ggml, version 3; 2 differs in nothing that is read here). Everything read is
-checked against the file's end first: a file may be cut off, or made to harm.
+checked against the file's end and against limits first: a file may be cut off, or made to harm. As in llama.cpp's
+reader, tensors lie in the table's order, one after the other, each from a multiple of the alignment on; so none lies in
+another, and a wrong offset, shape or number of tensors is an error, not another weight.
 """
 
 from __future__ import annotations
@@ -21,18 +23,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.models.json_file import shown
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.gguf_blocks import BLOCKS
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_KINDS = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
-    13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4",
+_KINDS = {  # of ggml.h: also those that are not read, for the error
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 _SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), **BLOCKS}
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MOST_DIMENSIONS, _DEEPEST = 4, 2
+_MOST_ENTRIES = 1 << 24  # of all lists together: a vocabulary has some 10^5 tokens, and as many merges, types, scores
+_LONGEST = 1 << 26  # bytes of a string: a tokenizer.json of a large vocabulary has 2^24
 
 
 @dataclass(frozen=True)
@@ -73,40 +80,58 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         for _ in range(at.count(fields, 12)):
             name = at.string()
+            if name in self.metadata:
+                raise at.error(f"metadata {shown(name)} came a second time")
             self.metadata[name] = at.value(at.number("I"))
+        if (parts := self.metadata.get("split.count", 1)) not in (0, 1):
+            raise CheckpointError(
+                f"{self.path}: split.count: expected a whole model in one file, found one of {shown(parts)} parts: "
+                "join them with llama.cpp's llama-gguf-split --merge"
+            )
         infos = [self._info(at) for _ in range(at.count(tensors, 24))]
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise at.error(f"general.alignment: expected a power of two, found {alignment!r}")
-        base = -(-at.place // alignment) * alignment
         self.tensors: dict[str, GgufTensor] = {}
+        base = end = _padded(at.place, alignment)
         for name, shape, kind, offset in infos:
             numbers, each = _SIZES[kind]
-            nbytes = prod(shape) // numbers * each
-            if shape[-1] % numbers or base + offset + nbytes > size:
-                raise at.error(
-                    f"tensor {name}, {kind} {list(shape)}: expected rows of whole blocks of {numbers}, and {nbytes:,} "
-                    f"bytes from {base + offset:,} on; the file has {size:,} in all"
-                )
+            start, nbytes = _padded(end, alignment), prod(shape) // numbers * each
+            what = f"tensor {shown(name)}, {kind} {list(shape)}"
+            if shape[-1] % numbers:
+                raise at.error(f"{what}: expected rows of whole blocks of {numbers}")
+            if base + offset != start:
+                after = f"the end of the one before it, {end:,}, filled up to a multiple of {alignment}"
+                raise at.error(f"{what}: expected its bytes from {start:,} on ({after}), found {base + offset:,}")
+            if start + nbytes > size:
+                raise at.error(f"{what}: expected {nbytes:,} bytes from {start:,} on; the file has {size:,} in all")
             if name in self.tensors:
-                raise at.error(f"tensor {name} came a second time")
-            self.tensors[name] = GgufTensor(name, shape, kind, base + offset, nbytes)
+                raise at.error(f"tensor {shown(name)} came a second time")
+            self.tensors[name] = GgufTensor(name, shape, kind, start, nbytes)
+            end = start + nbytes
+        if size > _padded(end, alignment):
+            raise at.error(
+                f"expected the end of the last tensor, {end:,}, to be that of the file, which has {size:,} bytes"
+            )
 
     def _info(self, at: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
         name, dimensions = at.string(), at.number("I")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            raise at.error(f"tensor {name}: expected 1 to {_MOST_DIMENSIONS} sizes, found {dimensions}")
+            raise at.error(f"tensor {shown(name)}: expected 1 to {_MOST_DIMENSIONS} sizes, found {dimensions}")
         shape = tuple(at.number("Q") for _ in range(dimensions))[::-1]
         if 0 in shape:
-            raise at.error(f"tensor {name}: expected sizes of 1 or more, found {list(shape)}")
+            raise at.error(f"tensor {shown(name)}: expected sizes of 1 or more, found {list(shape)}")
         kind, offset = at.number("I"), at.number("Q")
         known = _KINDS.get(kind, f"kind {kind}")
         if known not in _SIZES:
-            raise at.error(f"tensor {name}: expected {', '.join(_SIZES)}, found {known}: take another file")
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)}: expected {', '.join(_SIZES)}, found {known}: take a file of the "
+                "model in one of these"
+            )
         return name, shape, known, offset
 
     def raw(self, name: str) -> Tensor:
-        """A tensor's own bytes: of floats their dtype [shape], of blocks uint8 [rows, bytes of a row]. A copy."""
+        """A tensor's own bytes: of floats their dtype [shape], of blocks uint8 [..., bytes of a row]. A copy."""
         tensor = self.tensors[name]
         with self.path.open("rb") as file:
             file.seek(tensor.start)
@@ -115,14 +140,18 @@ class GgufFile:
             raise CheckpointError(f"{self.path}: tensor {name}: the file has become shorter: read it again")
         if (dtype := FLOATS.get(tensor.kind)) is not None:
             return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
-        return torch.frombuffer(data, dtype=torch.uint8).view(prod(tensor.shape[:-1]), -1)
+        return torch.frombuffer(data, dtype=torch.uint8).view(*tensor.shape[:-1], -1)
+
+
+def _padded(place: int, alignment: int) -> int:
+    return -(-place // alignment) * alignment
 
 
 class _Cursor:
-    """Reads from the front, never beyond the end."""
+    """Reads from the front, never beyond the end, and no more entries of lists than `_MOST_ENTRIES`."""
 
     def __init__(self, data: mmap.mmap, path: Path):
-        self.data, self.path, self.place = data, path, 0
+        self.data, self.path, self.place, self.entries = data, path, 0, 0
 
     def error(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {what}: the file is damaged or cut off; download it again")
@@ -140,10 +169,15 @@ class _Cursor:
         """asked, if so many things of `least` bytes or more fit in the rest."""
         if asked * least > len(self.data) - self.place:
             raise self.error(f"expected {asked:,} entries at {self.place:,}, which do not fit in the rest of the file")
+        self.entries += asked
+        if self.entries > _MOST_ENTRIES:
+            raise self.error(f"expected at most {_MOST_ENTRIES:,} entries of lists, found {self.entries:,} or more")
         return asked
 
     def string(self) -> str:
-        found = self.bytes(self.number("Q"))
+        if (length := self.number("Q")) > _LONGEST:
+            raise self.error(f"expected a string of at most {_LONGEST:,} bytes at {self.place:,}, found {length:,}")
+        found = self.bytes(length)
         try:
             return found.decode()
         except UnicodeDecodeError:
@@ -152,7 +186,11 @@ class _Cursor:
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
-        if kind == _ARRAY and depth < _DEEPEST:
+        if kind == _ARRAY:
+            if depth == _DEEPEST:
+                raise self.error(
+                    f"metadata at {self.place:,}: expected lists at most {_DEEPEST} deep, found a deeper one"
+                )
             inner, length = self.number("I"), self.number("Q")
             if (form := _NUMBERS.get(inner)) is not None:
                 self.count(length, struct.calcsize(form))

@@ -17,9 +17,10 @@ from torch import Tensor
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_json import parse_model_config, read_model_config
 from reference_impl.models.config_reader import ConfigError
-from reference_impl.models.gguf_file import FLOATS, GgufFile, is_gguf
+from reference_impl.models.gguf_file import FLOATS, GgufFile, GgufTensor, is_gguf
 from reference_impl.models.json_file import shown
-from reference_impl.models.quantization.gguf_blocks import GgufBlocks, decode_blocks
+from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.gguf_blocks import GgufBlocks, check_blocks, decode_blocks
 from reference_impl.models.quantization.layouts import LayoutOf
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -37,6 +38,7 @@ _SIZES = {
     "context_length": "max_position_embeddings", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta", "attention.key_length": "head_dim",
 }  # fmt: skip
+_FLOAT_FIELDS = ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor")
 
 
 def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
@@ -57,6 +59,9 @@ def gguf_config(file: GgufFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError(f"{file.path}: expected a tensor token_embd.weight [vocabulary, hidden], found {embedding}")
+    for name in _FLOAT_FIELDS:  # the bits of a float, read as an integer, are a number, too
+        if name in fields and not isinstance(fields[name], float):
+            raise _error(file, f"{architecture}.{name}", "a float", fields[name])
     raw: dict[str, Any] = {name: fields[field] for field, name in _SIZES.items() if field in fields}
     raw |= {
         "architectures": [ARCHITECTURES[architecture]], "vocab_size": embedding.shape[0],
@@ -76,7 +81,8 @@ def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigErr
 
 def _ends(file: GgufFile) -> list[int]:
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-    return list(dict.fromkeys(file.metadata[name] for name in names if name in file.metadata))
+    found = [file.metadata[name] for name in names if name in file.metadata]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _scaling(file: GgufFile, fields: dict[str, Any]) -> dict[str, Any]:
@@ -141,13 +147,24 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> Iterator[tuple[Path, st
     for name, tensor in file.tensors.items():
         if name == _FACTORS:
             continue
-        theirs, data = their_name(name) or name, file.raw(name)
+        if (theirs := their_name(name)) is None:
+            raise CheckpointError(f"{file.path}: tensor {shown(name)} is not part of a {config.architecture} in GGUF")
+        data = file.raw(name)
         if tensor.kind not in FLOATS and "_proj." not in theirs and theirs != "lm_head.weight":
-            data = decode_blocks(data, tensor.kind).view(tensor.shape)
+            data = _decoded(file, tensor, data)
         part = name.split(".")[2:3]
         if file.metadata["general.architecture"] == "llama" and part in (["attn_q"], ["attn_k"]):
             data = unpermuted(data, config.num_heads if part == ["attn_q"] else config.num_kv_heads)
         yield file.path, theirs, data
+
+
+def _decoded(file: GgufFile, tensor: GgufTensor, data: Tensor) -> Tensor:
+    """float32 [shape] of blocks that no layer keeps as they lie there: an embedding's, or a norm's."""
+    try:
+        check_blocks(data, tensor.kind)
+    except ValueError as wrong:
+        raise CheckpointError(f"{file.path}: tensor {tensor.name}: {wrong}") from None
+    return decode_blocks(data.view(-1, data.shape[-1]), tensor.kind).view(tensor.shape)
 
 
 def unpermuted(rows: Tensor, heads: int) -> Tensor:

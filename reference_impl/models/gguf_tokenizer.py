@@ -7,6 +7,7 @@ A file may have it whole (tokenizer.huggingface.json). Most have parts: tokens, 
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _PATTERNS = {
     "qwen2": (rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_WORDS}|\p{{N}}|{_REST}",),
     "smollm": (r"\p{N}", _GPT2),
 }
+_LONGEST = 4096  # characters of a token, which may be cut at each of them
 _CONTROL, _USER = 3, 4  # types of tokens: one that is never written as text, and one that is never cut
 
 
@@ -37,8 +39,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     kind, pre = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.pre")
     if kind == "llama":
         made = _sentencepiece(file)
-    elif kind == "gpt2" and pre in _PATTERNS:
-        made = _bytes(file, str(pre))
+    elif kind == "gpt2" and isinstance(pre, str) and pre in _PATTERNS:
+        made = _bytes(file, pre)
     elif beside.is_file():
         return _whole(beside.read_text("utf-8"), beside)
     else:
@@ -63,16 +65,36 @@ def _list(file: GgufFile, name: str, kind: type, length: int | None = None) -> l
     good = isinstance(found, list) and all(isinstance(one, kind) for one in found)
     if not isinstance(found, list) or not good or (length is not None and len(found) != length):
         expected = f"a list of {'' if length is None else f'{length:,} '}{kind.__name__}s"
-        raise ConfigError(f"{file.path}: tokenizer.ggml.{name}: expected {expected}, found {shown(found)}")
+        raise _error(file, name, expected, found)
     return found
+
+
+def _tokens(file: GgufFile) -> list[str]:
+    """An empty one has the name that llama.cpp gives it."""
+    return [token or f"[EMPTY_{i}]" for i, token in enumerate(_list(file, "tokens", str))]
+
+
+def _vocabulary(file: GgufFile) -> dict[str, int]:
+    """The tokens' places. ConfigError for tokens that are there twice, or are long beyond any vocabulary's."""
+    tokens = _tokens(file)
+    found = {token: i for i, token in enumerate(tokens)}
+    if wrong := next((token for token in tokens if len(token) > _LONGEST), None):
+        raise _error(file, "tokens", f"tokens of at most {_LONGEST:,} characters", wrong)
+    if len(found) != len(tokens):
+        raise _error(file, "tokens", "each token once", next(t for i, t in enumerate(tokens) if found[t] != i))
+    return found
+
+
+def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError(f"{file.path}: tokenizer.ggml.{name}: expected {expected}, found {shown(found)}")
 
 
 def _bytes(file: GgufFile, pre: str) -> Tokenizer:
     """BPE of bytes, as GPT-2's: merges are written as two tokens and a space."""
-    tokens, merges = _list(file, "tokens", str), [merge.split(" ") for merge in _list(file, "merges", str)]
-    if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise ConfigError(f"{file.path}: tokenizer.ggml.merges: expected two tokens with a space, found {wrong}")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary, merges = _vocabulary(file), [merge.split(" ") for merge in _list(file, "merges", str)]
+    for merge in merges:
+        if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
+            raise _error(file, "merges", "two tokens with a space, which are one token without it", " ".join(merge))
     pairs = [(left, right) for left, right in merges]
     made = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
@@ -83,9 +105,11 @@ def _bytes(file: GgufFile, pre: str) -> Tokenizer:
 
 def _sentencepiece(file: GgufFile) -> Tokenizer:
     """The pair that is merged first is that whose token has the highest score: so merges are in the order of scores."""
-    tokens = _list(file, "tokens", str)
+    vocabulary = _vocabulary(file)
+    tokens = list(vocabulary)
     scores = _list(file, "scores", float, len(tokens))
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if wrong := [score for score in scores if not isfinite(score)]:
+        raise _error(file, "scores", "finite numbers", wrong[0])
     merges = []
     for token, score in zip(tokens, scores, strict=True):
         cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
@@ -106,7 +130,7 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
 
 
 def _add_special(made: Tokenizer, file: GgufFile) -> None:
-    tokens = _list(file, "tokens", str)
+    tokens = _tokens(file)
     types = _list(file, "token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in file.metadata else []
     for kind, add in ((_CONTROL, made.add_special_tokens), (_USER, made.add_tokens)):
         named = [token for token, own in zip(tokens, types, strict=False) if own == kind]

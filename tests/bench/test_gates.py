@@ -39,6 +39,12 @@ def test_a_method_stays_in_its_band(model: str, method: str, judges: dict[str, J
     assert run["quantized_bytes"] == first["quantized_bytes"]
 
 
+def test_each_method_was_recorded_with_each_width_of_vectors() -> None:
+    for methods in RECORD["models"].values():
+        for name, runs in methods.items():
+            assert {run["instructions"].split(",")[0] for run in runs} == {"AVX512", "AVX2", "DEFAULT"}, name
+
+
 def test_what_instructions_change_is_within_the_margin() -> None:
     """Where the same draw was recorded with several: that a band of one CPU holds on another rests on it."""
     compared = 0

@@ -28,7 +28,7 @@ from tests.quantization.conftest import make_folder
 from tests.quantization.test_quantize_folder import TOKENS, small
 
 WRITTEN = ("rtn", "int4-zeros", "int3-zeros", "int8", "w8a8", "fp8-static", "fp8-block", "nvfp4-w4a4", "mxfp8")
-TORCHAO = ("int4", "w8a8", "fp8_tensor", "int8_groups")
+TORCHAO = ("int4", "w8a8", "fp8_tensor", "int8_groups", "mxfp8", "mxfp4", "nvfp4")
 PACKED = {"gptq": GPTQ, "gptq_v2": GPTQ | {"desc_act": True, "checkpoint_format": "gptq_v2"}, "awq": AWQ}
 FORMS = (*WRITTEN, *(f"torchao {name}" for name in TORCHAO), *PACKED, "fp8")
 SIZES = {"architecture": "LlamaForCausalLM", "vocab_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
@@ -192,9 +192,9 @@ def test_a_dtype_that_cannot_be_is_named(form: str, checkpoints, outcome) -> Non
     check()
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "mxfp8"])
+@pytest.mark.parametrize("form", [form for form in FORMS if "mxfp" not in form and form != "torchao nvfp4"])
 def test_scales_that_cannot_be_are_named(form: str, checkpoints, outcome) -> None:
-    """Those of mxfp8 are bytes, of which all but 255 stand for numbers."""
+    """Those of MX are bytes, of which all but 255 stand for numbers; zeros fill torchao's tiles of NVFP4 up."""
     tensors, config, metadata = checkpoints[form]
     names = sorted(name for name, t in tensors.items() if "_proj" in name and "scale" in name and t.is_floating_point())
     values = st.sampled_from([0.0, -1.0, math.nan, math.inf])

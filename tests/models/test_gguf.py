@@ -4,6 +4,7 @@ the same file, and errors for files that are cut off or of another kind."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from reference_impl import LLM, SamplingParams, course_model
@@ -26,7 +27,7 @@ from reference_impl.models.gguf_model import gguf_config
 from reference_impl.models.gguf_tokenizer import gguf_tokenizer
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.converted import PER_PRODUCT
-from reference_impl.models.quantization.gguf_blocks import BLOCKS, codes_of, decode_blocks
+from reference_impl.models.quantization.gguf_blocks import BLOCKS, HALVES, codes_of, decode_blocks
 from reference_impl.models.quantization.scheme import decode
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.tensors import fitted_of, tensors_of
@@ -63,10 +64,11 @@ def some_blocks(kind: str, rows: int, numbers: int, seed: int) -> np.ndarray:
     each, size = BLOCKS[kind]
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, (rows, numbers // each, size), dtype=np.uint8)
-    alone = {"Q3_K": [108], "Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}
-    halves = {**alone, "Q2_K": [80, 82]}.get(kind, [0, 2])
-    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q2_K": 2e-3, "Q3_K": 5e-4, "Q4_K": 3e-4, "Q5_K": 2e-4}.get(kind, 2e-2)
-    for start in halves:
+    if kind == "MXFP4":
+        blocks[..., 0] = draw.integers(118, 123, blocks.shape[:2])
+    factor = {"Q8_0": 2e-3, "Q6_K": 5e-5, "Q2_K": 2e-3, "Q3_K": 5e-4, "Q4_K": 3e-4, "Q5_K": 2e-4, "IQ4_NL": 1e-3,
+              "IQ4_XS": 5e-5}.get(kind, 2e-2)  # fmt: skip
+    for start in HALVES[kind]:
         small = draw.uniform(0.2, 1, blocks.shape[:2]).astype(np.float16) * np.float16(factor)
         blocks[..., start : start + 2] = small.astype(np.float16).view(np.uint8).reshape(*blocks.shape[:2], 2)
     return blocks.reshape(rows, -1)
@@ -121,8 +123,8 @@ def test_a_block_of_q3_k_worked_out_by_hand() -> None:
         assert found[16 * k : 16 * k + 16].tolist() == [0.5 * (k - 8) * code] * 16
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_two_kinds_are_a_scheme_and_go_into_compressed_tensors(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "MXFP4"])
+def test_three_kinds_are_a_scheme_and_go_into_compressed_tensors(kind: str) -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(weight, KINDS[kind]))
     coded = codes_of(raw, kind)
@@ -202,8 +204,6 @@ def test_logits_are_those_of_the_decoded_weights(
 ) -> None:
     """With parts of one layer of different kinds, as files named Q4_K_M have them: decoded once, or, where memory has
     no room for that, for each product."""
-    from safetensors.torch import save_file
-
     path, weights = make_gguf(architecture, MIXED | {"down": "BF16", "embed": "Q8_0", "lm_head": "Q6_K"})
     model = load_model(path, FLOAT32)
     folder = tmp_path / "model"
@@ -288,8 +288,6 @@ def test_a_tokenizer_of_bytes_is_the_folder_s(tmp_path: Path) -> None:
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
-    import json
-
     stored = json.loads(made.to_str())["model"]
     tokens = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)
     file = tokenizer_file(
@@ -378,3 +376,71 @@ def test_a_tokenizer_whose_pattern_is_not_known_asks_for_the_model_s_own(tmp_pat
         gguf_tokenizer(file)
     (tmp_path / "tokenizer.json").write_text((course_model("target") / "tokenizer.json").read_text())
     assert gguf_tokenizer(file).get_vocab_size() == 4096
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, "BF16"])
+def test_the_course_model_in_each_kind_has_the_logits_of_its_decoded_weights(
+    kind: str, our_logits, tmp_path: Path
+) -> None:
+    """Two of its layers, and the embedding, which is its lm_head, too. Blocks that the package gguf rounds to are those
+    of the course model's weights; of the others, which it only decodes, they are drawn."""
+    folder, weights = course_model("target"), {}
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2, "dtype": "float32"}
+    writer = gguf.GGUFWriter(tmp_path / "course.gguf", "qwen3")
+    for add, value in [
+        (writer.add_embedding_length, 256), (writer.add_block_count, 2), (writer.add_feed_forward_length, 768),
+        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_key_length, 64),
+        (writer.add_context_length, 2048), (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e4),
+    ]:  # fmt: skip
+        add(value)
+    for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+        if "layers." in name and int(name.split(".")[2]) > 1:
+            continue
+        own, data = KINDS[kind if tensor.dim() > 1 else "F32"], tensor.float().numpy()
+        try:
+            data = gguf.quants.quantize(data, own)
+        except NotImplementedError:
+            data = some_blocks(kind, *tensor.shape, seed)
+        weights[name] = torch.from_numpy(gguf.quants.dequantize(data, own)).view(tensor.shape)
+        writer.add_tensor(theirs(name), data, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    expected = our_logits(load_model(tmp_path / "plain", FLOAT32), IDS)[0]
+    found = our_logits(load_model(tmp_path / "course.gguf", FLOAT32), IDS)[0]
+    assert torch.equal(found, expected)
+
+
+def test_a_tied_llama_whose_heads_are_not_a_part_of_its_width(our_logits, tmp_path: Path, make_folder) -> None:  # noqa: F811
+    """Four heads of 32 numbers in a width of 256; o_proj's rows of 128 numbers are no whole block of a K kind."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 97,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+             "tie_word_embeddings": True, "rms_norm_eps": 1e-6}  # fmt: skip
+    folder = make_folder(architecture="LlamaForCausalLM", **sizes)
+    writer, weights = gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), {}
+    for add, value in [
+        (writer.add_embedding_length, 256), (writer.add_block_count, 1), (writer.add_feed_forward_length, 256),
+        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_key_length, 32),
+        (writer.add_value_length, 32), (writer.add_rope_dimension_count, 32), (writer.add_context_length, 256),
+        (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e4),
+    ]:  # fmt: skip
+        add(value)
+    for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items()):
+        kind = "F32" if tensor.dim() == 1 else "IQ4_NL" if "o_proj" in name else "Q6_K" if "embed" in name else "IQ4_XS"
+        data = tensor.numpy() if kind == "F32" else some_blocks(kind, *tensor.shape, seed)
+        weights[name] = torch.from_numpy(gguf.quants.dequantize(data, KINDS[kind])).view(tensor.shape)
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2], 0)
+        writer.add_tensor(theirs(name), permute(data, heads) if heads else data, raw_dtype=KINDS[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = load_model(tmp_path / "a.gguf", FLOAT32)
+    assert model.lm_head is None
+    assert model.config.head_dim == 32
+    assert torch.equal(our_logits(model, IDS)[0], our_logits(load_model(folder, FLOAT32), IDS)[0])

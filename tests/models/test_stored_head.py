@@ -17,6 +17,7 @@ from reference_impl.assembly.model import load_model, num_bytes
 from reference_impl.assembly.stored_weights import paths_of
 from reference_impl.cli import app
 from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization import quantize_folder as quantize_folder_module
 from reference_impl.models.quantization.forms import Dense
 from reference_impl.models.quantization.head import StoredHead
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
@@ -163,3 +164,34 @@ def test_the_command_says_how_large_it_is(make_folder: MakeFolder, tmp_path: Pat
     done = CliRunner().invoke(app, call)
     assert done.exit_code == 0, done.output
     assert "lm_head: 0.00 MB, int8, untied from the embedding, which stays" in done.output
+
+
+def test_methods_that_look_at_activations_round_it_by_them(
+    make_folder: MakeFolder,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPTQ's and AWQ's clipping of what the last norm gives: logits of the calibration rows move less than with codes
+    to nearest, of the same layers. A run that was stopped after the last layer gives the same codes."""
+    source = make_folder(**SIZES, tie_word_embeddings=False)
+    whole = quantize_folder_module.round_head
+    for method in ("gptq", "awq"):
+        recipe = replace(METHODS[method], lm_head="int3", group_size=16)
+        quantize_folder(Job(source, tmp_path / method, recipe, TOKENS))
+        monkeypatch.setattr(quantize_folder_module, "round_head", lambda w, s, gram, r: whole(w, s, None, r))
+        quantize_folder(Job(source, tmp_path / f"{method}-nearest", recipe, TOKENS))
+        monkeypatch.setattr(quantize_folder_module, "round_head", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_folder(Job(source, tmp_path / f"{method}-again", recipe, TOKENS))
+        monkeypatch.setattr(quantize_folder_module, "round_head", whole)
+        quantize_folder(Job(source, tmp_path / f"{method}-again", recipe, TOKENS))
+        quantize_folder(Job(source, tmp_path / f"{method}-plain", replace(recipe, lm_head=None), TOKENS))
+        expected = logits(tmp_path / f"{method}-plain")
+        moved, nearest = (float((logits(tmp_path / name) - expected).norm()) for name in (method, f"{method}-nearest"))
+        assert moved < 0.95 * nearest, method
+        again = tensors(tmp_path / f"{method}-again")
+        assert all(torch.equal(tensor, again[name]) for name, tensor in tensors(tmp_path / method).items())
+
+
+def stopped(*arguments: object) -> None:
+    raise KeyboardInterrupt

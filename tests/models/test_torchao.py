@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch import Tensor
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
 from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.scheme import Activations
+from reference_impl.models.quantization.stored import round_activations
 from reference_impl.models.quantization.torchao import TorchAo
+from reference_impl.models.quantization.torchao_mx import TorchAoGroups, unswizzled
 from tests.models.test_parity import worst
 
 HERE = Path(__file__).resolve().parent / "torchao_files"
@@ -36,7 +40,7 @@ def test_logits_are_those_of_torchao(name: str, our_logits) -> None:
 
 
 def test_all_of_torchao_s_configs_that_a_cpu_writes_are_here() -> None:
-    assert len(NAMES) == 10
+    assert len(NAMES) == 15
 
 
 @pytest.fixture
@@ -95,6 +99,68 @@ def test_int4_tensor_has_two_codes_in_a_byte_and_adds_its_zero_point() -> None:
     assert layout.weight(symmetric, 4).tolist() == [[-0.5, 1.0, -16.0, -14.0]]
 
 
+def test_swizzled_scales_lie_as_cublas_takes_them() -> None:
+    """Of 200 rows and 10 columns: two tiles down and three across. Each place as cuBLAS' documents count it."""
+    scales = torch.arange(200 * 10, dtype=torch.int64).view(200, 10) % 251
+    swizzled = torch.zeros(2 * 3 * 512, dtype=torch.uint8)
+    for row in range(200):
+        for column in range(10):
+            tile = row // 128 * 3 + column // 4
+            swizzled[512 * tile + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = scales[row, column]
+    layout = TorchAoGroups("MXTensor", "e4m3", True, ("qdata", "scale"))
+    shape = layout.specs(320, 200)["_weight_scale"].shape
+    assert torch.equal(unswizzled(swizzled.view(shape), 200, 10), scales.to(torch.uint8))
+
+
+def test_a_static_scale_of_nvfp4_inputs_is_taken_as_the_largest_would_give_it() -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    inputs = Activations("e2m1", "group", group_size=16, scales="e4m3", rule="torchao")
+    whole = x.abs().max() / (448 * 6)
+    assert torch.equal(round_activations(x, replace(inputs, dynamic=False), whole), round_activations(x, inputs))
+    assert not torch.equal(
+        round_activations(x, replace(inputs, dynamic=False), 3 * whole), round_activations(x, inputs)
+    )
+
+
+def test_a_static_scale_of_nvfp4_inputs_is_read(changed, our_logits) -> None:
+    def change(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        for name in [name for name in metadata if "_proj" in name]:
+            found = json.loads(metadata[name])
+            found["_data"]["act_quant_kwargs"]["_data"]["use_dynamic_per_tensor_scale"] = False
+            found["_tensor_data_names"].append("act_per_tensor_scale")
+            metadata[name] = json.dumps(found)
+            tensors[name.replace(".weight", "._weight_act_per_tensor_scale")] = torch.tensor(0.002)
+
+    expected = load_file(HERE / "nvfp4" / "logits.safetensors")["logits"]
+    found = our_logits(load_model(changed("nvfp4", change), torch.float32), IDS)[0]
+    assert 1e-5 < worst(found, expected) < 0.5
+
+
+def test_scales_of_a_byte_that_are_no_numbers_are_named(changed) -> None:
+    name = f"{Q}._weight_scale"
+    for form, code, message in (
+        ("mxfp4", 255, "positive, finite scales, found 1"),
+        ("nvfp4", 0x81, "not negative, fou"),
+    ):
+
+        def change(tensors: dict[str, Tensor], _: object, code: int = code) -> None:
+            bits = tensors[name].view(torch.uint8).clone()
+            bits[0, 0] = code
+            tensors[name] = bits.view(tensors[name].dtype)
+
+        with pytest.raises(CheckpointError, match=rf"tensor {name}: expected .*{message}"):
+            load_model(changed(form, change))
+
+
+def test_an_embedding_that_comes_quantized_is_decoded_once(changed) -> None:
+    tensors = load_file(HERE / "embedding" / "model.safetensors")
+    codes, scales = (tensors[f"model.embed_tokens._weight_{name}"] for name in ("qdata", "scale"))
+    model = load_model(HERE / "embedding", torch.float32)
+    assert torch.equal(model.embedding, codes.float() * scales.float())
+    with pytest.raises(CheckpointError, match=r"missing tensors: model\.embed_tokens\._weight_scale"):
+        load_model(changed("embedding", lambda tensors, _: tensors.pop("model.embed_tokens._weight_scale")))
+
+
 def header(**changes: Any) -> Callable[[dict[str, Tensor], dict[str, str]], object]:
     """Changes fields of q_proj's header, or of its _data."""
 
@@ -122,12 +188,33 @@ def header(**changes: Any) -> Callable[[dict[str, Tensor], dict[str, str]], obje
         ("int4", {"target_dtype": "int4"}, "target_dtype: expected torch's int1 to int8"),
         ("int4", {"activation_quantization": "int4"}, "activation_quantization: expected int8_asym_per_token or null"),
         ("w8a8", {"act_quant_kwargs": {"_type": "Other"}}, "act_quant_kwargs: expected how activations are quantized"),
+        ("mxfp4", {"block_size": 16}, "block_size: expected 32 "),
+        (
+            "mxfp4",
+            {"elem_dtype": {"_type": "torch.dtype", "_data": "float6_e3m2"}},
+            "elem_dtype: expected float8_e4m3fn",
+        ),
+        ("mxfp8", {"is_swizzled_scales": 1}, "is_swizzled_scales: expected true or false"),
+        ("nvfp4", {"act_quant_kwargs": 3}, "act_quant_kwargs: expected how inputs are quantized, in blocks of 16"),
+        (
+            "nvfp4",
+            {"act_quant_kwargs": None, "_tensor_data_names": ["qdata", "scale", "act_per_tensor_scale"]},
+            "act_quant_kwargs: expected an object, beside act_per_tensor_scale",
+        ),
         ("fp8_dynamic", {"act_quant_kwargs": 3}, "act_quant_kwargs: expected how activations are quantized"),
     ],
 )
 def test_a_header_that_is_not_read_is_named(name: str, changes: dict[str, Any], message: str, changed) -> None:
     with pytest.raises(ConfigError, match=rf"(q_proj|quantization_config).*{message}"):
         load_model(changed(name, header(**changes)))
+
+
+def test_other_rules_for_scales_of_inputs_are_refused(changed) -> None:
+    def change(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        metadata[f"{Q}.weight"] = metadata[f"{Q}.weight"].replace('"RCEIL"', '"FLOOR"')
+
+    with pytest.raises(ConfigError, match=r"act_quant_kwargs.scaling_mode: expected RCEIL .*found .*FLOOR"):
+        load_model(changed("mxfp8", change))
 
 
 def test_activations_of_fewer_codes_are_refused(changed) -> None:

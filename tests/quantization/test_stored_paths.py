@@ -207,11 +207,14 @@ def test_what_other_tools_wrote_is_multiplied_by_the_kernel_of_its_numbers(other
     assert float((taken - y).abs().max() / y.abs().max()) < 4e-3
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4"])
 def test_blocks_of_gguf_with_a_scheme_are_multiplied_by_the_kernel_of_their_numbers(kind: str) -> None:
     raw = torch.randint(256, (128, 6, BLOCKS_OF_GGUF[kind][1]), generator=torch.Generator().manual_seed(0))
     raw = raw.to(torch.uint8)
-    raw[..., :2] = scales(128, 6, 1).view(torch.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = raw[..., 0] % 8 + 116
+    else:
+        raw[..., :2] = scales(128, 6, 1).view(torch.uint8)
     layout, tensors = GgufBlocks(kind), {"weight": raw.flatten(1)}
     method = Converted({"a": layout}, F16, CPU, paths=[make() for make in TWINS.values()])
     method.tensors_of("a", 192, 128, bias=False)
@@ -219,7 +222,7 @@ def test_blocks_of_gguf_with_a_scheme_are_multiplied_by_the_kernel_of_their_numb
     method.finish(params)
     path = method.path(params)
     assert path is not None
-    assert path.name == {"Q4_0": "W4A16", "Q8_0": "W8A16"}[kind]
+    assert path.name == {"Q4_0": "W4A16", "Q8_0": "W8A16", "MXFP4": "FP4 emulated in 16 bits"}[kind]
     x = normal(3, 192, seed=4).to(F16)
     expected = x.double() @ layout.weight(tensors, 192).double().T
     assert float((method.apply(params, x).double() - expected).abs().max() / expected.abs().max()) < 4e-3

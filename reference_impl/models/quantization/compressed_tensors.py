@@ -9,12 +9,13 @@ from typing import Any
 
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import LayoutOf, OfScheme
+from reference_impl.models.quantization.layouts import LayoutOf, OfAnyGroups, OfScheme
 from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
 from reference_impl.models.quantization.tensors import in_words
 
 _NUMBERS = {**{("int", bits): f"int{bits}" for bits in range(2, 9)}, ("float", 8): "e4m3", ("float", 4): "e2m1"}
+_WHOLE = tuple(_NUMBERS["int", bits] for bits in range(2, 9))
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
@@ -36,7 +37,7 @@ def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     if not isinstance(groups, dict) or not groups:
         raise _error(where, "config_groups", "an object {name: group} with a group or more", groups)
     _check_names(ignore, where, "ignore")
-    found: list[tuple[list[str], OfScheme]] = []
+    found: dict[str, OfScheme | OfAnyGroups] = {}  # of a target in two groups the later one counts
     for name, group in groups.items():
         field = f"config_groups.{name}"
         if not isinstance(group, dict):
@@ -44,13 +45,14 @@ def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
         _check_names(group.get("targets"), where, f"{field}.targets")
         if group.get("output_activations") is not None:
             raise _error(where, f"{field}.output_activations", "none", group["output_activations"])
-        found.append((group["targets"], _layout(group, form, where, field)))
+        found |= dict.fromkeys(group["targets"], _layout(group, form, where, field))
 
-    def layout_of(layer: str) -> OfScheme | None:
+    def layout_of(layer: str) -> OfScheme | OfAnyGroups | None:
         if any(_matches(layer, target) for target in ignore):
             return None
-        named = [(t, layout) for targets, layout in found for t in targets if _matches(layer, t)]
-        return min(named, key=lambda pair: pair[0] == "Linear")[1] if named else None  # a name goes before a class
+        # A name goes before a regular expression, both in the order of their letters, and a class comes last.
+        named = [target for target in found if _matches(layer, target)]
+        return found[min(named, key=lambda one: (one == "Linear", "re:" in one, one))] if named else None
 
     return layout_of
 
@@ -72,13 +74,19 @@ def _matches(layer: str, target: str) -> bool:
     return target in (layer, "Linear")
 
 
-def _layout(group: dict[str, Any], form: str, where: str, field: str) -> OfScheme:
+def _layout(group: dict[str, Any], form: str, where: str, field: str) -> OfScheme | OfAnyGroups:
     """form: of the whole config, where the group has none of its own."""
     own = group.get("format") or form
     if own not in _FORMATS:
         raise _error(where, f"{field}.format", f"one of {', '.join(_FORMATS)}", own)
     scheme = _scheme(group, where, field)
-    return OfScheme(scheme, packed=None if own == "mixed-precision" else own == "pack-quantized")
+    layout = OfScheme(scheme, packed=None if own == "mixed-precision" else own == "pack-quantized")
+    if group["weights"].get("actorder") not in ("group", "dynamic"):
+        return layout
+    if scheme.per != "group" or scheme.numbers not in _WHOLE:
+        expected = "'weight' or none, or integers in groups"
+        raise _error(where, f"{field}.weights.actorder", expected, group["weights"]["actorder"])
+    return OfAnyGroups(layout)
 
 
 def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
@@ -95,8 +103,6 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
     )
     if per == "group" and (type(size) is not int or size < 1):
         raise _error(where, f"{field}.weights.group_size", "a number of inputs", size)
-    if weights.get("actorder") in ("group", "dynamic"):
-        raise _error(where, f"{field}.weights.actorder", "'weight' or none (a group's inputs side by side)", "group")
     micro = kind == "e2m1" or (kind == "e4m3" and per == "group" and weights.get("scale_dtype") == "torch.uint8")
     scales: Any = "float" if not micro else "e8m0" if size == 32 else "e4m3"
     try:

@@ -22,9 +22,15 @@ Block, bytes in their order (ggml/src/ggml-common.h, ggml-quants.c); d, m: float
           of numbers 32 j + i is bit j of byte i
     Q6_K  128 + 64 bytes: low 4 and high 2 bits,  d x s x (q - 32), for each 16 numbers s, int8
           16 int8, d
+    IQ4_NL  d, 16 bytes as Q4_0                   d x table[q], 16 values that are not evenly spaced
+    IQ4_XS  d, 2 + 4 bytes: high 2 and low 4      d x (s - 32) x table[q], for each 32 numbers s of 6 bits
+            bits of s; 128 bytes, 16 for each 32
+            numbers as Q4_0
+    MXFP4   a byte e, 16 bytes as Q4_0            2^(e - 127) x the e2m1 number q
 
-Q8_0 and Q4_0 are int8 and int4 in groups of 32, symmetric: a `Scheme`. The others have no such words: their offset is a
-float, not a code. They are kept as they lie in the file, too.
+Q8_0, Q4_0 and MXFP4 are int8, int4 and e2m1 in groups of 32, symmetric: a `Scheme`. The others have no such words:
+their offset is a float, not a code, or their values have a table of their own. They are kept as they lie in the file,
+too. The kinds of fewer bits (IQ1 to IQ3), whose values lie in tables of hundreds of vectors, are not read.
 """
 
 from __future__ import annotations
@@ -37,16 +43,26 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.layouts import Coded
+from reference_impl.models.quantization.numbers import e8m0_to_scales
 from reference_impl.models.quantization.scheme import Fitted, Scheme
 
 # name -> (numbers of a block, its bytes)
 BLOCKS = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84),
-    "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136), "MXFP4": (32, 17),
 }  # fmt: skip
+# The bytes at which a block's float16 numbers begin, d and m; of MXFP4 there is none.
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+}  # fmt: skip
+_MOST_EXPONENT = 252  # of MXFP4: 6 x 2^(252 - 127) is still a float32
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl of ggml-common.h
 _SCHEMES = {
     "Q8_0": Scheme("int8", "group", 32, scale_dtype=torch.float16),
     "Q4_0": Scheme("int4", "group", 32, scale_dtype=torch.float16),
+    "MXFP4": Scheme("e2m1", "group", 32, scales="e8m0"),
 }
 
 
@@ -68,13 +84,27 @@ class GgufBlocks:
         return {"weight": TensorSpec((out_features, in_features // numbers * size), (torch.uint8,))}
 
     def check(self, name: str, tensor: Tensor) -> None:
-        pass
+        check_blocks(tensor, self.kind)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return decode_blocks(tensors["weight"], self.kind)
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
         return codes_of(tensors["weight"], self.kind) if self.kind in _SCHEMES else None
+
+
+def check_blocks(raw: Tensor, kind: str) -> None:
+    """ValueError for uint8 [..., bytes of a row] with scales or offsets that stand for no number. They may be 0, and
+    negative."""
+    blocks = raw.unflatten(-1, (-1, BLOCKS[kind][1]))
+    good = [_half(blocks, start).isfinite() for start in HALVES[kind]]
+    if kind == "MXFP4":
+        good = [blocks[..., :1] <= _MOST_EXPONENT]
+    if wrong := sum(int((~one).sum()) for one in good):
+        raise ValueError(
+            f"{kind}: expected finite scales in each of {blocks[..., 0].numel()} blocks, found {wrong} that are NaN, "
+            "infinite or too large: the file is damaged, or was written by a tool that failed; download it again"
+        )
 
 
 def decode_blocks(raw: Tensor, kind: str) -> Tensor:
@@ -86,9 +116,11 @@ def decode_blocks(raw: Tensor, kind: str) -> Tensor:
 
 
 def codes_of(raw: Tensor, kind: str) -> Coded:
-    """Of Q8_0 or Q4_0, int8 [rows, numbers]: what `tensors_of` writes as compressed-tensors.
+    """Of Q8_0, Q4_0 or MXFP4, [rows, numbers]: what `tensors_of` writes as compressed-tensors.
     A scale may be 0, and of Q4_0 negative: its largest number has the code -8, whatever its sign."""
     blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
+    if kind == "MXFP4":  # e2m1's codes are in the same order
+        return Coded(_SCHEMES[kind], _halves(blocks[..., 1:]).flatten(1), Fitted(e8m0_to_scales(blocks[..., 0])))
     scales, rest = _half(blocks, 0).squeeze(2), blocks[..., 2:]
     codes = rest.contiguous().view(torch.int8) if kind == "Q8_0" else _halves(rest).to(torch.int8) - 8
     return Coded(_SCHEMES[kind], codes.flatten(1), Fitted(scales))
@@ -182,7 +214,23 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return scales[..., None] * codes
 
 
+def _from_table(codes: Tensor) -> Tensor:
+    return torch.tensor(_IQ4, dtype=torch.float32, device=codes.device)[codes.int()]
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _from_table(_halves(blocks[..., 2:]))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    """Factor k has its high bits at bit 2 k of the two bytes, and its low ones in byte k / 2: first the low half."""
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
+    high = _twos(blocks[..., 2:4]).transpose(-1, -2).flatten(-2)
+    scales = _half(blocks, 0) * ((low | high << 4).float() - 32)
+    return scales[..., None] * _from_table(_halves(blocks[..., 8:].unflatten(-1, (8, 16))))
+
+
 _DECODERS = {
     "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
 }  # fmt: skip

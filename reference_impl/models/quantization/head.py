@@ -1,12 +1,18 @@
-"""An lm_head that comes quantized: a linear layer of its own, in the place of the decoder's matrix."""
+"""An lm_head or an embedding that comes quantized. The first is a linear layer of its own, in place of the decoder's
+matrix; the second is decoded once, since its rows are looked up."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
+from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.layouts import Layout
 from reference_impl.models.quantization.stored import Stored
 
 
@@ -40,3 +46,18 @@ def use_stored_head(model: Decoder, method: Stored) -> None:
 def all_linears(model: Decoder) -> list[Linear]:
     """Also the lm_head, where it is one."""
     return model.linears() + ([model.head.linear] if isinstance(model.head, StoredHead) else [])
+
+
+def decoded_embedding(layout: Layout, embedding: Tensor) -> dict[str, tuple[TensorSpec, Callable[[Tensor], object]]]:
+    """{last word of a tensor's name: (what it must be, where it goes)}: with the last of them the embedding
+    [vocab_size, hidden_size] is filled. ValueError for sizes that the layout has no room for."""
+    vocabulary, hidden = embedding.shape
+    specs, found = layout.specs(hidden, vocabulary), dict[str, Tensor]()
+
+    def put(name: str, tensor: Tensor) -> None:
+        layout.check(name, tensor)
+        found[name] = tensor
+        if len(found) == len(specs):
+            embedding.copy_(layout.weight(found, hidden))
+
+    return {name: (spec, partial(put, name)) for name, spec in specs.items()}

@@ -94,6 +94,53 @@ class OfScheme:
 
 
 @dataclass(frozen=True)
+class OfAnyGroups:
+    """Codes and scales as compressed-tensors stores them after GPTQ with act-order "group": weight_g_idx [in] says the
+    group of each input. All of it -1: they are side by side."""
+
+    base: OfScheme
+    scheme: None = None  # whether its groups are of neighbours only the tensors say: see `coded`
+
+    @property
+    def activations(self) -> Activations | None:
+        return self.base.activations
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        own = {"weight_g_idx": TensorSpec((in_features,), (torch.int32, torch.int64))}
+        return self.base.specs(in_features, out_features) | own
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        if name != "weight_g_idx":
+            self.base.check(name, tensor)
+            return
+        size = self.base.scheme.group_size or len(tensor)
+        if not bool((tensor == -1).all()) and not torch.equal(tensor.sort()[0], self._in_order(tensor)):
+            raise ValueError(
+                f"expected each group {size} times, from 0 to {len(tensor) // size - 1}, or -1 everywhere, found "
+                f"{int(tensor.min())} to {int(tensor.max())}: the file is damaged, or group_size is another's"
+            )
+
+    def _in_order(self, groups: Tensor) -> Tensor:
+        size = self.base.scheme.group_size or len(groups)
+        return torch.arange(len(groups), device=groups.device, dtype=groups.dtype) // size
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        groups = tensors["weight_g_idx"]
+        plain = self.base.coded(tensors, in_features)
+        if bool((groups == -1).all()):
+            return plain.weight()
+        values, zeros = plain.codes.float(), plain.fitted.zeros
+        if zeros is not None:
+            values = values - zeros[:, groups.long()]
+        return values * plain.fitted.scales[:, groups.long()]
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
+        groups = tensors["weight_g_idx"]
+        side_by_side = bool((groups == -1).all()) or torch.equal(groups, self._in_order(groups))
+        return self.base.coded(tensors, in_features) if side_by_side else None
+
+
+@dataclass(frozen=True)
 class Dense:
     """A matrix that is not quantized, beside others of the same layer that are."""
 

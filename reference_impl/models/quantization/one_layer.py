@@ -185,13 +185,11 @@ def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) 
     return encode(weight, scheme, fitted), fitted
 
 
-def round_head(weight: Tensor, scheme: Scheme) -> Part:
-    """lm_head [vocab_size, hidden_size], rounded to nearest; some rows at a time where these share no scale."""
+def round_head(weight: Tensor, scheme: Scheme, gram: Tensor | None, recipe: Recipe) -> Part:
+    """lm_head [vocab_size, hidden_size], some rows at a time where these share no scale. gram [hidden_size,
+    hidden_size], of what the last norm gives: rounded as the recipe says; None: to nearest."""
     alone = scheme.per in ("channel", "group") and scheme.scales != "e4m3"
-    pieces = []
-    for rows in weight.split(_HEAD_ROWS if alone else len(weight)):
-        fitted = fit(rows.float(), scheme)
-        pieces.append((encode(rows.float(), scheme, fitted), fitted))
+    pieces = [_codes(rows.float(), gram, scheme, recipe) for rows in weight.split(_HEAD_ROWS if alone else len(weight))]
     if len(pieces) == 1:
         codes, fitted = pieces[0]
         return Part("lm_head", codes, scheme, fitted)

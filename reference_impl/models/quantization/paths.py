@@ -16,6 +16,7 @@ from reference_impl.kernels.reference import pack_int4
 from reference_impl.kernels.reference.linear import FP4_STEP, GROUP
 from reference_impl.models.quantization.converted import Path, Pieces
 from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
+from reference_impl.models.quantization.numbers import scales_to_e8m0
 from reference_impl.models.quantization.scheme import Scheme
 
 _BF16 = torch.bfloat16
@@ -164,7 +165,8 @@ class FourBitFloats(Path):
         if dtype is torch.float16 and not bool(((scales >= 2.0**-23) & (scales <= 65504 / 6)).all()):
             return None
         found = {"weight": torch.cat([pack_int4(part.codes, FP4_STEP) for part in parts])}
-        found["scales"] = torch.cat([part.tensors["weight_scale"].view(torch.uint8) for part in parts]).contiguous()
+        found["scales"] = scales_to_e8m0(scales) if scheme.scales == "e8m0" else scales.to(torch.float8_e4m3fn)
+        found["scales"] = found["scales"].view(torch.uint8).contiguous()
         if scheme.scales == "e4m3":
             found["tensor_scale"] = torch.cat([tensor_scale_of(part).expand(len(part.codes)) for part in parts])
         return found

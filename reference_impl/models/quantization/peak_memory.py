@@ -21,6 +21,8 @@ def peak_bytes(config: ModelConfig, recipe: Recipe, largest: int, rows: int = 0,
     GPTQ: a layer in float32, and three Hessians of its widest matrix, if that is more;
     with calibration also the rows' residual stream, and four times the widest activation of one row, all in float32;
     AWQ holds the outputs of one block, too, which are as large as the stream.
+
+    An lm_head that is quantized, too, is not counted: its codes are held beside it.
     """
     if recipe.rotate:
         raise ValueError("peak_bytes: expected a recipe that does not rotate, got one that does")

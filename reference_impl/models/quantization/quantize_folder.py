@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from reference_impl.models.quantization.by_layer import Layers, ignored, kept_tensors, schemes_of
-from reference_impl.models.quantization.calibration import Rows
+from reference_impl.models.quantization.calibration import Rows, Statistics
 from reference_impl.models.quantization.forms import Dense, Form, form_for
 from reference_impl.models.quantization.hadamard import random_rotation
 from reference_impl.models.quantization.one_layer import Result, quantize_layer, round_head
@@ -165,8 +165,23 @@ class _Run:
         tensor = self._other(name)
         if name != "lm_head.weight" or "lm_head" not in self.schemes:
             return {name: tensor}
-        found = self.form.tensors(round_head(tensor, self.schemes["lm_head"]))
+        found = self.form.tensors(round_head(tensor, self.schemes["lm_head"], self._head_gram(), self.recipe))
         return {f"lm_head.{word}": one.contiguous() for word, one in found.items()}
+
+    @torch.inference_mode()
+    def _head_gram(self) -> Tensor | None:
+        """The Gram matrix of what the last norm makes of the rows, for a recipe that looks at one."""
+        if self.recipe.rounding != "gptq" and not self.recipe.clip:
+            return None
+        assert self.job.tokens is not None
+        rows = self.rows or self._rows(self.layers.config.num_layers)
+        decoder, _ = self.layers.front(self.job.tokens)
+        for name, tensor in decoder.norms().items():
+            tensor.copy_(self._other(name).float() + self.layers.config.norm_plus_one)
+        seen = Statistics()
+        for x in rows.x:
+            seen.add(decoder.normalize(x, decoder.norm, self.layers.config.norm_eps))
+        return seen.known_gram
 
     def _other(self, name: str) -> Tensor:
         tied = name == "lm_head.weight" and name not in self.layers.where

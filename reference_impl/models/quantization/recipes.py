@@ -53,7 +53,8 @@ class Recipe:
     """scheme: the name of one, or names by linear layer, "mixed" precision. rounding: see `gptq.py`; rtn is rounding to
     nearest. scaling: of inputs, folded before (`awq.py`, `smoothquant.py`). rotate: the residual stream first
     (`rotation.py`), with the signs that `seed` gives. group_size: None: the largest of GROUPS that divides the inputs.
-    lm_head: its scheme, rounded to nearest; None: as it is. A tied one then no longer is.
+    lm_head: its scheme, rounded and clipped as the layers are (scaling is not applied to it); None: as it is. A tied
+    one then no longer is.
     """
 
     scheme: str = "int4"

@@ -25,7 +25,8 @@ EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an 
 @dataclass(frozen=True)
 class Activations:
     """How a product rounds its input before it multiplies. per "group": of inputs, group_size each. scales: as of a
-    `Scheme`; of "e4m3" the checkpoint has what each is divided by, one number for the tensor (NVFP4)."""
+    `Scheme`; of "e4m3" the checkpoint has what each is divided by, one number for the tensor (NVFP4), or, of torchao,
+    what each is multiplied with, if that is not dynamic. rule: whose rule chooses scales of a byte."""
 
     numbers: Literal["int8", "e4m3", "e2m1"]
     per: Literal["tensor", "token", "group"] = "token"
@@ -33,6 +34,7 @@ class Activations:
     group_size: int | None = None
     symmetric: bool = True
     scales: Literal["float", "e4m3", "e8m0"] = "float"
+    rule: Literal["compressed-tensors", "torchao"] = "compressed-tensors"
 
     @property
     def in_checkpoint(self) -> bool:

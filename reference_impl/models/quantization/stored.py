@@ -18,7 +18,9 @@ from reference_impl.models.quantization.layouts import FLOATS, Layout
 from reference_impl.models.quantization.numbers import E8M0_BIAS, FORMATS, to_codes, to_values
 from reference_impl.models.quantization.scheme import EXPONENT, Activations
 
-_INPUT_SCALES = ("input_scale", "activation_scale", "input_global_scale", "_weight_act_quant_scale")
+_INPUT_SCALES = (
+    "input_scale", "activation_scale", "input_global_scale", "_weight_act_quant_scale", "_weight_act_per_tensor_scale",
+)  # fmt: skip
 
 
 class Stored:
@@ -131,7 +133,9 @@ def _round_asymmetric(wide: Tensor, activations: Activations) -> Tensor:
 
 
 def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:
-    """What codes are multiplied with, as compressed-tensors 0.20 chooses it."""
+    """What codes are multiplied with, as compressed-tensors 0.20 chooses it; where the rule says so, torchao 0.18."""
+    if activations.rule == "torchao":
+        return _steps_of_torchao(wide, activations, scale)
     if not activations.dynamic:
         assert scale is not None
         return scale.float()
@@ -147,3 +151,15 @@ def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tens
         found = (scale.float() * (largest / reach)).clamp(max=448.0).to(torch.float8_e4m3fn).float()
         return torch.where(found == 0, 0.125, found) / scale.float()  # of a 0 nothing but 0 is left
     return (largest / reach).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _steps_of_torchao(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:
+    """Of MX the least power of two with which no number is too large (RCEIL). Of NVFP4 an e4m3 from 2^-6 on, times one
+    number for all: the checkpoint's, or what makes the largest 448."""
+    reach = FORMATS[activations.numbers].reach
+    largest = wide.abs().amax(-1, keepdim=True)
+    if activations.scales == "e8m0":
+        exponents = torch.ceil(torch.log2(largest / reach)).clamp(-E8M0_BIAS, E8M0_BIAS)
+        return torch.ldexp(torch.ones_like(largest), exponents.int())
+    whole = largest.amax().clamp(min=torch.finfo(torch.float32).tiny) / (448.0 * reach) if scale is None else scale
+    return (largest / reach / whole).clamp(2.0**-6, 448.0).to(torch.float8_e4m3fn).float() * whole

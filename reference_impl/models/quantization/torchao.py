@@ -9,6 +9,8 @@ a JSON object that says what they are: {"_type", "_data": {"block_size", ...}, "
                                 and zero_point float [in / group, out], of which the second is added:
                                 weight = code x scale + zero_point
 
+    MXTensor, NVFP4Tensor       see `torchao_mx.py`
+
 The other integers are scale x (code - zero_point). Checkpoints that are pickled (.bin, torchao before 0.14) are not
 read, since reading a pickle runs whatever program is in it. From torchao 0.18, prototype/safetensors, and mslk's
 int4_row_quantize_zp.
@@ -33,6 +35,7 @@ from reference_impl.models.json_file import shown
 from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_codes, check_scales
 from reference_impl.models.quantization.packing import unpack_nibbles
 from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme
+from reference_impl.models.quantization.torchao_mx import TorchAoGroups
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = {
@@ -40,7 +43,10 @@ _NAMES = {
     "IntxUnpackedToInt8Tensor": ("qdata", "scale", "zero_point"),
     "Float8Tensor": ("qdata", "scale"),
     "Int4Tensor": ("qdata", "scale", "zero_point"),
+    "MXTensor": ("qdata", "scale"),
+    "NVFP4Tensor": ("qdata", "scale", "per_tensor_scale", "act_per_tensor_scale"),
 }
+_ELEMENTS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn_x2": "e2m1"}  # of MXTensor
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _INT8_ASYMMETRIC = Activations("int8", symmetric=False)
 _AGAIN = "quantize the model again with torchao to a tensor that is read"
@@ -137,7 +143,7 @@ def torchao_layouts(folder: Path, files: Sequence[Path]) -> LayoutOf:
             "transformers 5, or later ones"
         )
 
-    def layout_of(name: str) -> TorchAo | None:
+    def layout_of(name: str) -> TorchAo | TorchAoGroups | None:
         header = headers.get(f"{name}.weight")
         return None if header is None or header.get("_type") == "Tensor" else _layout(header, f"{folder}: {name}")
 
@@ -176,7 +182,7 @@ def _headers(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _layout(header: dict[str, Any], where: str) -> TorchAo:
+def _layout(header: dict[str, Any], where: str) -> TorchAo | TorchAoGroups:
     kind, data, names = header["_type"], header.get("_data"), header.get("_tensor_data_names")
     if kind not in _NAMES:
         raise _error(where, "_type", f"{', '.join(_NAMES)} (others are packed for one kernel: {_AGAIN})", kind)
@@ -188,6 +194,8 @@ def _layout(header: dict[str, Any], where: str) -> TorchAo:
         raise _error(where, "_tensor_data_names", f"some of {', '.join(_NAMES[kind])} ({_AGAIN})", others)
     if kind in ("Int4Tensor", "IntxUnpackedToInt8Tensor") and "zero_point" not in names:
         raise _error(where, "_tensor_data_names", "zero_point among them", names)
+    if kind in ("MXTensor", "NVFP4Tensor"):
+        return _groups(kind, data, tuple(names), where)
     block = data.get("block_size")
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise _error(where, "block_size", "[outputs, inputs] of a block", block)
@@ -195,6 +203,49 @@ def _layout(header: dict[str, Any], where: str) -> TorchAo:
         raise _error(where, "block_size", "[1, inputs of a group]", block)
     inputs = _activations(kind, data, "act_quant_scale" in names, where)
     return TorchAo(kind, (block[0], block[1]), _numbers(kind, data, where), tuple(names), inputs)
+
+
+def _groups(kind: Any, data: dict[str, Any], names: tuple[str, ...], where: str) -> TorchAoGroups:
+    size, numbers = (32, None) if kind == "MXTensor" else (16, "e2m1")
+    if data.get("block_size") != size:
+        raise _error(where, "block_size", f"{size} ({_AGAIN})", data.get("block_size"))
+    if numbers is None:
+        numbers = _element(data.get("elem_dtype"))
+        if numbers is None:
+            raise _error(where, "elem_dtype", " or ".join(_ELEMENTS), data.get("elem_dtype"))
+    swizzled = data.get("is_swizzled_scales", False)
+    if not isinstance(swizzled, bool):
+        raise _error(where, "is_swizzled_scales", "true or false", swizzled)
+    inputs = _inputs_of_groups(kind, data, "act_per_tensor_scale" in names, where)
+    return TorchAoGroups(kind, numbers, swizzled, names, inputs)
+
+
+def _element(found: object) -> str | None:
+    name = _data_of(found, "torch.dtype")
+    return _ELEMENTS.get(name) if isinstance(name, str) else None
+
+
+def _inputs_of_groups(kind: str, data: dict[str, Any], static: bool, where: str) -> Activations | None:
+    given = data.get("act_quant_kwargs")
+    if given is None:
+        if static:
+            raise _error(where, "act_quant_kwargs", "an object, beside act_per_tensor_scale", given)
+        return None
+    kwargs = _data_of(given, "QuantizeTensorToMXKwargs" if kind == "MXTensor" else "QuantizeTensorToNVFP4Kwargs")
+    if not isinstance(kwargs, dict) or kwargs.get("block_size") != data["block_size"]:
+        raise _error(where, "act_quant_kwargs", f"how inputs are quantized, in blocks of {data['block_size']}", given)
+    if kind == "MXTensor":
+        numbers: Any = _element(kwargs.get("elem_dtype"))
+        if numbers not in ("e4m3", "e2m1"):
+            raise _error(where, "act_quant_kwargs.elem_dtype", "float8_e4m3fn or float4_e2m1fn_x2", kwargs)
+        if _data_of(kwargs.get("scaling_mode"), "ScaleCalculationMode") != "RCEIL":
+            raise _error(where, "act_quant_kwargs.scaling_mode", f"RCEIL ({_AGAIN})", kwargs.get("scaling_mode"))
+        return Activations(numbers, "group", group_size=32, scales="e8m0", rule="torchao")
+    dynamic = kwargs.get("use_dynamic_per_tensor_scale")
+    if not isinstance(dynamic, bool) or dynamic == static:
+        expected = "true, or false beside act_per_tensor_scale"
+        raise _error(where, "act_quant_kwargs.use_dynamic_per_tensor_scale", expected, dynamic)
+    return Activations("e2m1", "group", dynamic=dynamic, group_size=16, scales="e4m3", rule="torchao")
 
 
 def _numbers(kind: str, data: dict[str, Any], where: str) -> Any:
