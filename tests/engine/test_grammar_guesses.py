@@ -54,34 +54,46 @@ def plain(target: Any) -> dict[str, Request]:
 def parts_of(kind: str, target: Any, layer: Any, texts: dict[str, list[int]]) -> Parts:
     if kind == "proposer":
         return Parts(proposer=Oracle(texts, 0.8, VOCAB, seed=1))
-    draft = {"model": lambda: target, "head": lambda: random_head(layer), "heads": random_heads}
+    draft = {"model": lambda: target, "heads": random_heads}
+    draft |= dict.fromkeys(("head", "tree", "grown"), lambda: random_head(layer))
     return Parts(draft_model=draft[kind]()) if kind in draft else Parts()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "early-exit": {"speculative": "early-exit", "num_drafts": 3, "adaptive_drafts": "off"},
+    "tree": {"speculative": "eagle", "draft_tree": (4, 2, 2)},
+    "grown": {"speculative": "eagle", "draft_tree": "dynamic,3,3"},
+    "lookahead": {"speculative": "lookahead"},
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "num_blocks", "late"),
     [("proposer", 64, None), ("proposer", 18, None), ("proposer", 64, 2), ("model", 18, None), ("model", 64, 1),
-     ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None)],
+     ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None), ("tree", 64, None),
+     ("tree", 26, None), ("tree", 64, 2), ("grown", 26, None), ("grown", 64, 1), ("lookahead", 64, 2),
+     ("lookahead", 26, None)],
 )  # fmt: skip
 def test_the_text_is_that_without_guesses(
     target, plain, random_model, late_engine, kind: str, num_blocks: int, late: int | None
 ) -> None:
     texts = {name: request.tokens for name, request in plain.items()}
     parts = parts_of(kind, target, random_model("float64", num_hidden_layers=1), texts)
-    early = {"speculative": "early-exit", "adaptive_drafts": "off"} if kind == "early-exit" else {}
     engine = late_engine(
-        target, late, parts, num_blocks=num_blocks, block_size=4, num_drafts=3, max_num_batched_tokens=40, **early
-    )
+        target, late, parts, num_blocks=num_blocks, block_size=4, max_num_batched_tokens=40,
+        **OPTIONS.get(kind, {"num_drafts": 3}),
+    )  # fmt: skip
     requests = serve(engine)
     for name, request in requests.items():
         assert request.tokens == texts[name], name
         assert [r.token for r in request.logprobs] == [r.token for r in plain[name].logprobs]
     steps = engine.trace.steps()
-    assert any(step.preempted for step in steps) == (num_blocks == 18)
+    assert any(step.preempted for step in steps) == (num_blocks < 64)
     assert engine.kv.num_available == engine.num_blocks
     bound = [pair for step in kept_of(engine) for name, pair in step.items() if name in ASKED]
     assert len(bound) > 20, "requests under a grammar have guesses"
     assert kind != "proposer" or sum(num for num, _ in bound) > 20
+    assert kind not in ("tree", "grown") or 0 < sum(num for num, _ in bound)
 
 
 def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
@@ -176,15 +188,6 @@ def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, exp
 
     monkeypatch.setattr(worker_module, "verified", anew)
     assert p_value(free_texts(random_model, "head", CASES["penalties"]), expected("penalties")) < ALPHA
-
-
-def test_trees_stay_without_guesses_under_a_grammar(target, random_model) -> None:
-    head = random_head(random_model("float64", num_hidden_layers=1))
-    config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2))
-    engine = Engine(target, config, Parts(draft_model=head))
-    requests = serve(engine)
-    assert {name for step in kept_of(engine) for name in step} == {"free"}
-    assert len(requests["greedy"].output_tokens) == 25
 
 
 def test_in_another_process_too() -> None:

@@ -2,7 +2,8 @@
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
 step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
 row, as far as the grammar allows them: each of its positions has a mask of its own. Those of the host are cut before
-the step is planned; those of the worker are made with it, asked for, and cut by how many masks there are.
+the step is planned; those of the worker, a chain or a tree, are made with it and asked for, and one whose mask allows
+nothing is cut, with all behind it.
 
 `announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
 """
@@ -11,16 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
+
+
+class Guessed(NamedTuple):
+    """Of a row. parents: of each guess the one before it, an earlier one; -1: the row's last known token."""
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
 
 
 @runtime_checkable
 class ShowsGuesses(Protocol):
     """An executor whose guesses the host can see before it sends masks."""
 
-    def guesses(self, ticket: Any) -> Sequence[Sequence[int]]:
+    def guesses(self, ticket: Any) -> Sequence[Guessed]:
         """Of each row of a step that waits for masks. Waits for what guesses, and not for the model."""
         ...
 
@@ -49,10 +57,9 @@ def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> St
     return replace(step, takes_masks=True) if takes_masks else step
 
 
-def masks_of(plan: StepPlan, requests: Mapping[str, Request], guesses: Sequence[Sequence[int]] | None = None) -> Masks:
+def masks_of(plan: StepPlan, requests: Mapping[str, Request], guesses: Sequence[Guessed] | None = None) -> Masks:
     """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
-    each row; masks are then those behind guesses that the grammar allows, and no more. TypeError for a grammar that
-    gives no bytes."""
+    each row; as of `masks_behind`. TypeError for a grammar that gives no bytes."""
     masks: list[bytes | None] = []
     for number, row in enumerate(plan.rows):
         request, mask = requests[row.request_id], None
@@ -63,11 +70,30 @@ def masks_of(plan: StepPlan, requests: Mapping[str, Request], guesses: Sequence[
                 raise TypeError(
                     f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
                 )
-            drafts = row.drafts if guesses is None or row.drafts else allowed_guesses(request, guesses[number])
-            for i in range(len(drafts)):  # behind each guess its own
-                mask += request.grammar.allowed([*output, *drafts[: i + 1]])
+            if guesses is not None and not row.drafts and isinstance(mask, bytes):
+                mask += masks_behind(request, mask, guesses[number])
+            for i in range(len(row.drafts)):  # behind each guess its own
+                mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
         masks.append(mask)
     return Masks(plan.step_id, tuple(masks))
+
+
+def masks_behind(request: Request, mask: bytes, guessed: Guessed) -> bytes:
+    """Of each guess the mask of what may follow it and all on its path, one mask behind another; zeros where the guess
+    is cut: the grammar forbids it, or one on its path, or has no mask behind it. mask: that before the first guess."""
+    assert request.grammar is not None
+    nothing, found = bytes(len(mask)), [mask]  # by 1 + the guess
+    paths = [list(request.output_tokens)]
+    known: dict[tuple[int, ...], bytes] = {}  # paths of a tree may bear one text
+    for token, parent in zip(guessed.tokens, guessed.parents, strict=True):
+        paths.append([*paths[1 + parent], token])
+        behind = nothing
+        if _allows(found[1 + parent], token):
+            if (text := tuple(paths[-1])) not in known:
+                known[text] = _mask(request.grammar, paths[-1]) or nothing
+            behind = known[text]
+        found.append(behind if len(behind) == len(mask) else nothing)
+    return b"".join(found[1:])
 
 
 def allowed_guesses(request: Request, guesses: Sequence[int]) -> tuple[int, ...]:

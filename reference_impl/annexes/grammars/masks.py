@@ -41,6 +41,10 @@ def one_of(masks: bytes, at: int, number: int) -> bytes:
     return masks if number == 1 or rest else masks[at * size : (at + 1) * size]
 
 
+def allows_any(mask: bytes, vocab_size: int) -> bool:
+    return bool(int.from_bytes(mask, "little") & ((1 << vocab_size) - 1))
+
+
 def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
     """ValueError unless it has a bit for each token, and one at least is set."""
     expected = -(-vocab_size // 8)
@@ -50,5 +54,5 @@ def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
             f"request {request_id!r}: its grammar's mask must be {expected} bytes, a bit for each of {vocab_size} "
             f"tokens; got {got}"
         )
-    if not int.from_bytes(mask, "little") & ((1 << vocab_size) - 1):
+    if not allows_any(mask, vocab_size):
         raise ValueError(f"request {request_id!r}: its grammar allows no token; abort it, or let the grammar end it")

@@ -24,10 +24,10 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
-from reference_impl.annexes.grammars.engine import ShowsGuesses
+from reference_impl.annexes.grammars.engine import Guessed, ShowsGuesses
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 5  # version of the messages; raised when one changes its meaning
+PROTOCOL = 6  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class WorkerProcess:
         except OSError:
             raise self._gone(ticket) from None
 
-    def guesses(self, ticket: int) -> Sequence[Sequence[int]]:
+    def guesses(self, ticket: int) -> Sequence[Guessed]:
         """As of `grammars.engine.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
         if list(self._in_flight) != [ticket]:
             raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
@@ -126,7 +126,7 @@ class WorkerProcess:
             self._connection.send_bytes(pickle.dumps(ticket, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._gone(ticket) from None
-        found: Sequence[Sequence[int]] = self._received(ticket)
+        found: Sequence[Guessed] = self._received(ticket)
         return found
 
     def collect(self, ticket: int) -> Reply:
