@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.speculative import tree_head_worker
 from reference_impl.annexes.speculative import worker as worker_module
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
@@ -96,15 +97,16 @@ def test_the_text_is_that_without_guesses(
     assert kind not in ("tree", "grown") or 0 < sum(num for num, _ in bound)
 
 
+class Word:
+    """Of four tokens, behind which nothing can be sampled: a request is to end there by itself."""
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        if list(output) != [1, 2, 3, 4][: len(output)]:
+            raise LookupError("not this word")
+        return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
+
+
 def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
-    """A word of four tokens, behind which nothing can be sampled: the request is to end there by itself."""
-
-    class Word:
-        def allowed(self, output: Sequence[int]) -> bytes:
-            if list(output) != [1, 2, 3, 4][: len(output)]:
-                raise LookupError("not this word")
-            return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
-
     class Guesses:
         def opened(self, slot: Any) -> None: ...
         def closed(self, slot: int) -> None: ...
@@ -139,9 +141,14 @@ CASES: dict[str, dict[str, Any]] = {
 def free_texts(random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number") -> list[tuple[int, ...]]:
     target = random_model("float64", vocab_size=7)
     draft = random_model("float64", vocab_size=7, num_hidden_layers=1)
-    guesses = {"model": draft, "head": random_head(draft), "heads": random_heads(vocab_size=7)}[kind]
-    config = EngineConfig(**options_of(), sampling_noise=noise)  # type: ignore[arg-type]
-    engine = Engine(target, config, Parts(draft_model=guesses))
+    guesses = {"model": draft, "heads": random_heads(vocab_size=7)} | dict.fromkeys(
+        ("head", "tree", "grown"), random_head(draft)
+    )
+    trees: dict[str, dict[str, Any]] = {"tree": {"draft_tree": (3, 2)}, "grown": {"draft_tree": "dynamic,2,3"}}
+    tree = {"num_drafts": 0, "speculative": "eagle"} | trees[kind] if kind in trees else {}
+    tree |= {"num_drafts": 0, "speculative": "lookahead"} if kind == "lookahead" else {}
+    config = EngineConfig(**options_of(**tree), sampling_noise=noise)  # type: ignore[arg-type]
+    engine = Engine(target, config, Parts(draft_model=guesses.get(kind)))
     first = engine.add(PROMPT, SamplingParams(n=2500, max_tokens=3, **case), grammar=Four())
     members = [first, *first.children]
     finish(engine)
@@ -170,7 +177,8 @@ def expected(random_model, one_shot) -> Callable[[str], dict[tuple[int, ...], fl
 
 @pytest.mark.parametrize(
     ("name", "kind", "noise"),
-    [("temperature", "model", "one-number"), ("penalties", "head", "one-number"), ("temperature", "heads", "gumbel")],
+    [("temperature", "model", "one-number"), ("penalties", "head", "one-number"), ("temperature", "heads", "gumbel"),
+     ("penalties", "tree", "one-number"), ("temperature", "grown", "gumbel"), ("temperature", "lookahead", "one-number")],
 )
 def test_texts_without_a_seed_are_distributed_as_the_targets(
     random_model, expected, name: str, kind: str, noise: str
@@ -188,6 +196,31 @@ def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, exp
 
     monkeypatch.setattr(worker_module, "verified", anew)
     assert p_value(free_texts(random_model, "head", CASES["penalties"]), expected("penalties")) < ALPHA
+
+
+def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, monkeypatch) -> None:
+    """Two candidates for each token, of which the second is right: behind the first all is cut."""
+    head = random_head(random_model("float64", num_hidden_layers=1))
+    config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2, 2))
+    engine = Engine(target, config, Parts(draft_model=head))
+
+    def guesses(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
+        return torch.tensor([[level, level + 2][i % 2] for level in range(3) for i in range(2 << level)]), None
+
+    monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
+    asked = []
+
+    class Asked(Word):
+        def allowed(self, output: Sequence[int]) -> bytes:
+            asked.append(tuple(output))
+            return super().allowed(output)
+
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(4,), ignore_eos=True)
+    request = engine.add(PROMPT, sampling, grammar=Asked())
+    finish(engine)
+    assert request.output_tokens == [1, 2, 3, 4]
+    assert [sum(step.num_new_tokens) for step in engine.trace.steps()] == [1, 3]
+    assert asked == [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)], "each text once, and none that is forbidden"
 
 
 def test_in_another_process_too() -> None:
