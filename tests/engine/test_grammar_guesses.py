@@ -222,6 +222,11 @@ def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, 
     assert [sum(step.num_new_tokens) for step in engine.trace.steps()] == [1, 3]
     assert asked == [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)], "each text once, and none that is forbidden"
 
+    endless = engine.add(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), grammar=Word())
+    with pytest.raises(ValueError, match="allows no token"):
+        finish(engine)
+    assert endless.output_tokens == [1, 2, 3, 4], "a right guess with no mask behind it is the row's last token"
+
 
 def test_in_another_process_too() -> None:
     class Pair:
