@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
-from reference_impl.annexes.grammars.engine import ShowsGuesses
+from reference_impl.annexes.grammars.guesses import ShowsGuesses
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
 from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner

@@ -3,6 +3,7 @@ grammar forbids one, and the text, or its distribution, is that without guesses.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,9 +93,9 @@ def test_the_text_is_that_without_guesses(
     assert any(step.preempted for step in steps) == (num_blocks < 64)
     assert engine.kv.num_available == engine.num_blocks
     bound = [pair for step in kept_of(engine) for name, pair in step.items() if name in ASKED]
-    assert len(bound) > 20, "requests under a grammar have guesses"
+    assert len(bound) > 10, "requests under a grammar have guesses"
     assert kind != "proposer" or sum(num for num, _ in bound) > 20
-    assert kind not in ("tree", "grown") or 0 < sum(num for num, _ in bound)
+    assert kind not in ("tree", "grown") or sum(num for num, _ in bound) > 0
 
 
 class Word:
@@ -104,6 +105,48 @@ class Word:
         if list(output) != [1, 2, 3, 4][: len(output)]:
             raise LookupError("not this word")
         return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
+
+
+@dataclass(frozen=True)
+class Third(Some):
+    def tokens(self, output: Sequence[int]) -> list[int]:
+        return random.Random(f"{list(output)}").sample(range(VOCAB), VOCAB // 3)
+
+
+@pytest.mark.parametrize("kind", ["model", "head", "heads", "early-exit", "tree", "grown"])
+def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(target, random_model, kind: str) -> None:
+    """Where masks can be asked for: overlapped, they are not there yet."""
+    shares, asked = {}, {name: ASKED[name] for name in ("greedy", "drawn", "penalised")}
+    for overlap in ("off", "on"):
+        parts = parts_of(kind, target, random_model("float64", num_hidden_layers=1), {})
+        config = EngineConfig(num_blocks=64, overlap=overlap, **OPTIONS.get(kind, {"num_drafts": 3}))
+        engine = Engine(target, config, parts)
+        forbidden = watch(engine)
+        for name, sampling in asked.items():
+            engine.add([*PROMPT, len(name)], sampling, name, grammar=Third())
+        finish(engine)
+        use = DraftUse.of(engine.trace.steps())
+        shares[overlap] = use.num_accepted_tokens / use.num_draft_tokens
+        assert bool(forbidden) == (overlap == "on")
+    assert shares["off"] > 1.4 * shares["on"]
+
+
+def watch(engine: Engine) -> list[int]:
+    """Gets each guess of a step that the grammar forbids."""
+    inner, forbidden = engine.executor.guesses, []  # type: ignore[attr-defined]
+
+    def guesses(ticket: Any, ask: Any) -> Any:
+        found = inner(ticket, ask)
+        for row, guessed in zip(ticket.step.rows, found, strict=True):
+            output = engine.requests[engine.executor.slots.host[row.slot].request_id].output_tokens  # type: ignore[attr-defined]
+            paths: list[list[int]] = [output]
+            for token, parent in zip(guessed.tokens, guessed.parents, strict=True):
+                forbidden.extend([token] if token not in Third().tokens(paths[1 + parent]) else [])
+                paths.append([*paths[1 + parent], token])
+        return found
+
+    engine.executor.guesses = guesses  # type: ignore[attr-defined]
+    return forbidden
 
 
 def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
@@ -138,7 +181,10 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def free_texts(random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number") -> list[tuple[int, ...]]:
+def free_texts(
+    random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number", overlap: str = "off"
+) -> list[tuple[int, ...]]:
+    """Overlapped, guesses are made before their masks are known."""
     target = random_model("float64", vocab_size=7)
     draft = random_model("float64", vocab_size=7, num_hidden_layers=1)
     guesses = {"model": draft, "heads": random_heads(vocab_size=7)} | dict.fromkeys(
@@ -147,7 +193,7 @@ def free_texts(random_model: Any, kind: str, case: dict[str, Any], noise: str = 
     trees: dict[str, dict[str, Any]] = {"tree": {"draft_tree": (3, 2)}, "grown": {"draft_tree": "dynamic,2,3"}}
     tree = {"num_drafts": 0, "speculative": "eagle"} | trees[kind] if kind in trees else {}
     tree |= {"num_drafts": 0, "speculative": "lookahead"} if kind == "lookahead" else {}
-    config = EngineConfig(**options_of(**tree), sampling_noise=noise)  # type: ignore[arg-type]
+    config = EngineConfig(**options_of(**tree), sampling_noise=noise, overlap=overlap)  # type: ignore[arg-type]
     engine = Engine(target, config, Parts(draft_model=guesses.get(kind)))
     first = engine.add(PROMPT, SamplingParams(n=2500, max_tokens=3, **case), grammar=Four())
     members = [first, *first.children]
@@ -176,14 +222,21 @@ def expected(random_model, one_shot) -> Callable[[str], dict[tuple[int, ...], fl
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "noise"),
-    [("temperature", "model", "one-number"), ("penalties", "head", "one-number"), ("temperature", "heads", "gumbel"),
-     ("penalties", "tree", "one-number"), ("temperature", "grown", "gumbel"), ("temperature", "lookahead", "one-number")],
+    ("name", "kind", "noise", "overlap"),
+    [
+        ("temperature", "model", "one-number", "on"),
+        ("penalties", "head", "one-number", "off"),
+        ("temperature", "heads", "gumbel", "off"),
+        ("penalties", "tree", "one-number", "off"),
+        ("penalties", "tree", "gumbel", "on"),
+        ("temperature", "grown", "gumbel", "off"),
+        ("temperature", "lookahead", "one-number", "on"),
+    ],
 )
 def test_texts_without_a_seed_are_distributed_as_the_targets(
-    random_model, expected, name: str, kind: str, noise: str
+    random_model, expected, name: str, kind: str, noise: str, overlap: str
 ) -> None:
-    assert p_value(free_texts(random_model, kind, CASES[name], noise), expected(name)) > ALPHA
+    assert p_value(free_texts(random_model, kind, CASES[name], noise, overlap), expected(name)) > ALPHA
 
 
 def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
@@ -195,7 +248,7 @@ def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, exp
         return torch.where(forbidden, draw(p, u[1]), inner(p, q, guesses, u))
 
     monkeypatch.setattr(worker_module, "verified", anew)
-    assert p_value(free_texts(random_model, "head", CASES["penalties"]), expected("penalties")) < ALPHA
+    assert p_value(free_texts(random_model, "head", CASES["penalties"], overlap="on"), expected("penalties")) < ALPHA
 
 
 def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, monkeypatch) -> None:
@@ -247,6 +300,23 @@ def test_in_another_process_too() -> None:
             found.append([request.output_tokens for request in requests])
         rows = [row for step in llm.engine.trace.steps() for row in step.rows]
         assert {row.request_id for row in rows if row.num_drafts} >= {request.id for request in requests}
+
+        class Interrupted(Pair):
+            """While the worker waits for masks of guesses."""
+
+            def allowed(self, output: Sequence[int]) -> bytes:
+                if len(output) == 4:
+                    raise KeyboardInterrupt
+                return super().allowed(output)
+
+        given_up = llm.engine.add([5, 6, 7], SamplingParams(max_tokens=12, seed=1), grammar=Interrupted())
+        beside = llm.engine.add([5, 6, 8], SamplingParams(max_tokens=12, seed=1), grammar=Pair())
+        with pytest.raises(KeyboardInterrupt):
+            finish(llm.engine)
+        assert 0 < len(given_up.output_tokens) <= 4
+        llm.engine.abort(given_up.id)
+        finish(llm.engine)
+        assert beside.output_tokens == found[0][1]
     finally:
         llm.engine.close()
     assert found[0] == found[1]

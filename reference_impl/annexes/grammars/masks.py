@@ -35,6 +35,13 @@ def masked(scores: Tensor, allowed: Allowed) -> Tensor:
     return scores
 
 
+def usable(masks: Sequence[bytes | None], vocab_size: int) -> Allowed:
+    """Those, of each row, that `check_mask` has nothing against."""
+    size = -(-vocab_size // 8)
+    rows = [at for at, mask in enumerate(masks) if mask and len(mask) == size and allows_any(mask, vocab_size)]
+    return Allowed(rows, [masks[at] or b"" for at in rows])
+
+
 def one_of(masks: bytes, at: int, number: int) -> bytes:
     """Of so many masks, one behind another. Where they cannot be parted, all: `check_mask` says what is wrong."""
     size, rest = divmod(len(masks), number)

@@ -8,6 +8,7 @@ those are kept that are what was chosen there).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.annexes.grammars.engine import Guessed
+from reference_impl.annexes.grammars.guesses import AskMasks, Guessed, GuessesLater
 from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.candidates import typical
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, propose, put_drafts, verify
@@ -42,7 +43,8 @@ class _Told:
 
 class DraftWorker(Worker):
     """proposer: whose drafts are verified where a step's rows have any; with one, and a sampler or an attention backend
-    that needs lengths on the host, each step is waited for before the next is submitted."""
+    that needs lengths on the host, each step is waited for before the next is submitted. Of a step that `GuessesLater`
+    all else takes effect when it is submitted."""
 
     def __init__(self, *args: Any, proposer: Proposer | None = None, **options: Any):
         super().__init__(*args, **options)
@@ -52,6 +54,7 @@ class DraftWorker(Worker):
         if proposer is not None:
             self.slots.followers.append(_Told(proposer))
 
+    ask_masks: AskMasks | None = None  # while a step that `GuessesLater` is computed
     # Whether guesses are kept by `candidates.typical`, which is lossy, in place of `verify` and `rejection.verified`.
     typical = False
 
@@ -65,8 +68,25 @@ class DraftWorker(Worker):
         before it was known how many drafts of the last steps were right."""
         return self.has_bounds and step.step_id <= self.drafted_in + self.max_in_flight
 
-    def guesses(self, run: StepRun) -> Sequence[Guessed]:
-        """As of `grammars.engine.ShowsGuesses`."""
+    @torch.inference_mode()
+    def submit(self, step: Step) -> StepRun:
+        if not isinstance(step, GuessesLater):
+            return super().submit(step)
+        super().submit(replace(step, rows=()))
+        run = self.run_of(step, lay_out(step.rows, self.slots), self.clock.now())
+        run.end()  # it waits for masks
+        return run
+
+    @torch.inference_mode()
+    def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
+        """As of `grammars.guesses.ShowsGuesses`."""
+        if isinstance(run.step, GuessesLater):
+            self.ask_masks = ask
+            try:
+                run.stage()
+                run.compute()
+            finally:
+                self.ask_masks = None
         found = [Guessed()] * len(run.step.rows)
         if isinstance(run, DraftRun) and run.guessed_tokens is not None:
             on_host, wait = run.guessed_tokens
