@@ -211,10 +211,6 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
-    if lookahead_of(made.config) is not None:
-        return "speculative='lookahead' lays a tree of guesses out in each step"
-    if tree_of(made.config) is not None:
-        return f"draft_tree={made.config.draft_tree!r} lays a tree of guesses out in each step"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model

@@ -34,7 +34,7 @@ class DraftGraphWorker(ModelDraftWorker, GraphWorker):
 
     def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
         super().use_graphs(recorder, max_rows, max_len, num_drafts)
-        if decoder_of_passes(self.draft) is None:
+        if decoder_of_passes(self.draft) is None or self.makes_trees:
             return
         this = weakref.proxy(self)  # as there
         self.pass_graphs = Graphs(

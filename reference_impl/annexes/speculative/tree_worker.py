@@ -46,6 +46,7 @@ class TreeWorker(DraftWorker, PenaltyWorker):
 
     kv_cache: PagedKVCache
     most_nodes: int
+    makes_trees = True
 
     @property
     def makes_drafts(self) -> bool:
