@@ -168,9 +168,9 @@ def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], m
         row, nth = t["draft.row"], t["draft.nth"]
         lengths = (slots.computed[t["draft.slots"]] + t["draft.known"])[row]
         found = []
-        for slot, at, number in zip(t["draft.slots"][row].tolist(), (lengths + depths[nth]).tolist(), nth.tolist()):
+        for at, (slot, number) in enumerate(zip(t["draft.slots"][row].tolist(), nth.tolist(), strict=True)):
             text = texts[0] if slots.tokens[slot, 0] == prompts[0][0] else texts[1]
-            found.append((int(text[at]) + 1 - number % 2) % model.config.vocab_size)
+            found.append((int(text[lengths[at] + depths[number]]) + 1 - number % 2) % model.config.vocab_size)
         return torch.tensor(found, device=DEVICE), None
 
     monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
@@ -184,8 +184,9 @@ def test_wide_steps_with_trees_are_launched(model, layer, monkeypatch: pytest.Mo
     monkeypatch.setattr(graphs_module, "WIDEST_TREES", 20)
     engine = with_tree(model, layer, "small", True, block_size=4, num_blocks=90, max_num_seqs=4)
     graphs = engine.executor.graphs
-    assert {key.rows for key in graphs.keys() if key.trees} == {1, 2}, "of 7 tokens"
-    assert engine.capture_graphs() == len(graphs.keys())
+    keys = graphs.keys()
+    assert {key.rows for key in keys if key.trees} == {1, 2}, "of 7 tokens"
+    assert engine.capture_graphs() == len(keys)
     work = [
         {"prompt": [7 + i] * 4, "sampling": SamplingParams(max_tokens=9, temperature=0), "arrival": 0, "abort": None}
         for i in range(4)

@@ -172,10 +172,8 @@ class Graphs:
         if not decodes or rows > self.max_rows or longest > self.max_len:
             return None
         bucket = rows_bucket(rows, self.max_rows)
-        tokens_per_row, trees = (
-            max(2, -(-num_tokens // bucket)) if num_tokens > rows else 1,
-            "ancestors" in batch.arrays,
-        )
+        tokens_per_row = max(2, -(-num_tokens // bucket)) if num_tokens > rows else 1
+        trees = "ancestors" in batch.arrays
         if trees:  # the last ones of a text are smaller
             tokens_per_row = min(1 << (tokens_per_row - 1).bit_length(), 1 + self.num_drafts)
         key = GraphKey(bucket, longest_bucket(longest, self.max_len), samples and not trees, tokens_per_row, trees)
