@@ -71,8 +71,8 @@ class EngineConfig:
     guesses, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
     feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
     and its first guess, Medusa heads, and what draws and verifies guesses. Of steps with trees of guesses the model's
-    pass is captured, up to 512 tokens, and neither the head's passes nor the choice of tokens. Batch-invariant steps
-    have no graphs.
+    pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
+    Batch-invariant steps have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
     model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.

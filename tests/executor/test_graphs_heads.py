@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from reference_impl.annexes.graphs import graphs as graphs_module
-from reference_impl.annexes.speculative import tree_head_worker
+from reference_impl.annexes.speculative import tree_head_worker, tree_worker
 from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
@@ -127,9 +127,13 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
 
 
 @pytest.mark.parametrize("kind", ["tree", "small", "grown", "lookahead"])
-def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer) -> None:
+def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer, monkeypatch) -> None:
     """What a node sees, and where it lies, are inputs: a tree that is grown in each step has the graphs of its size."""
-    replayed, kept = set(), set()
+    replayed, nums, guesses, passes = set(), set(), list[list[int]](), list[int]()
+    put = tree_worker.put_drafts
+    monkeypatch.setattr(
+        tree_worker, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
+    )
 
     @settings(max_examples=2, derandomize=True, database=None, phases=GENERATE)
     @given(
@@ -140,14 +144,19 @@ def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, l
         options = {"block_size": 4, "num_blocks": 40, "max_num_seqs": seats, "max_num_batched_tokens": budget}
         eager, graphed = (with_tree(model, layer, kind, graphs, overlap=overlap, **options) for graphs in (False, True))
         assert serve(graphed, work) == serve(eager, work)
-        assert guesses_kept(graphed) == guesses_kept(eager), "also the wrong guesses are the same"
+        assert guesses_kept(graphed) == guesses_kept(eager)
+        half = len(guesses) // 2
+        assert guesses[:half] == guesses[half:], "also the wrong guesses are the same"
+        guesses.clear()
         replayed.update(graphed.executor.graphs._graphs)
-        kept.update(guesses_kept(graphed))
+        nums.add(graphed.config.num_drafts)
+        passes.append(0 if kind == "lookahead" else graphed.executor.replayed_passes)
 
     same()
     with_trees = {key for key in replayed if key.trees}
     assert {key.samples for key in with_trees} == {False}
-    most = max(num for num, _ in kept)
+    assert any(passes) == (kind != "lookahead")
+    (most,) = nums
     assert {key.tokens_per_row for key in with_trees} <= {2, 4, 8, 16, 1 + most}
     assert {key.tokens_per_row for key in replayed - with_trees} == {1}
 
@@ -186,7 +195,9 @@ def test_wide_steps_with_trees_are_launched(model, layer, monkeypatch: pytest.Mo
     graphs = engine.executor.graphs
     keys = graphs.keys()
     assert {key.rows for key in keys if key.trees} == {1, 2}, "of 7 tokens"
-    assert engine.capture_graphs() == len(keys)
+    assert engine.capture_graphs() == len(keys) + len(
+        [key for key in engine.executor.pass_graphs.keys() if key.trees]  # noqa: SIM118, no dictionary
+    )
     work = [
         {"prompt": [7 + i] * 4, "sampling": SamplingParams(max_tokens=9, temperature=0), "arrival": 0, "abort": None}
         for i in range(4)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.grammars.masks import masked, usable
-from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, arrays_of
+from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, ReplayNodes, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers, texts_before
@@ -45,6 +45,10 @@ class ModelDraftWorker(DraftWorker, ScoringWorker):
 
     def replay_of_passes(self) -> Replay | None:
         """As `DraftModel.guess` takes it."""
+        return None
+
+    def replay_of_nodes(self) -> ReplayNodes | None:
+        """As `guess_tree` takes it."""
         return None
 
     @torch.inference_mode()
