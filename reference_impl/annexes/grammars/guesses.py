@@ -29,7 +29,7 @@ class Guessed(NamedTuple):
 
 @dataclass(frozen=True)
 class GuessesLater(Step):
-    """A step of which nothing is computed before `ShowsGuesses.guesses` is called, where masks can be asked for."""
+    """A step whose guesses may wait until `ShowsGuesses.guesses` is called, where a model's masks can be asked for."""
 
 
 @runtime_checkable

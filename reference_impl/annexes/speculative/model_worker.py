@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.grammars.guesses import GuessesLater
 from reference_impl.annexes.grammars.masks import masked, usable
 from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, ReplayNodes, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
@@ -19,7 +21,7 @@ from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_n
 from reference_impl.annexes.speculative.medusa import MedusaDraft, one_by_one
 from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
-from reference_impl.core.batch import HostBatch
+from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.staging import to_host
 from reference_impl.core.worker import StepRun
@@ -56,7 +58,12 @@ class ModelDraftWorker(DraftWorker, ScoringWorker):
         moves, cache = step.transfers, self.draft.own_cache
         if cache is not None and (moves.swap_out or moves.copies or moves.swap_in):
             cache.transfer(moves)
-        return super().submit(step)
+        if not isinstance(step, GuessesLater):
+            return super().submit(step)
+        super().submit(replace(step, rows=()))
+        run = self.run_of(step, lay_out(step.rows, self.slots), self.clock.now())
+        run.end()  # it waits for masks; `guesses` stages and computes it
+        return run
 
 
 class ModelDraftRun(DraftRun):

@@ -8,7 +8,6 @@ those are kept that are what was chosen there).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,7 @@ class _Told:
 
 class DraftWorker(Worker):
     """proposer: whose drafts are verified where a step's rows have any; with one, and a sampler or an attention backend
-    that needs lengths on the host, each step is waited for before the next is submitted. Of a step that `GuessesLater`
-    all else takes effect when it is submitted."""
+    that needs lengths on the host, each step is waited for before the next is submitted."""
 
     def __init__(self, *args: Any, proposer: Proposer | None = None, **options: Any):
         super().__init__(*args, **options)
@@ -69,18 +67,9 @@ class DraftWorker(Worker):
         return self.has_bounds and step.step_id <= self.drafted_in + self.max_in_flight
 
     @torch.inference_mode()
-    def submit(self, step: Step) -> StepRun:
-        if not isinstance(step, GuessesLater):
-            return super().submit(step)
-        super().submit(replace(step, rows=()))
-        run = self.run_of(step, lay_out(step.rows, self.slots), self.clock.now())
-        run.end()  # it waits for masks
-        return run
-
-    @torch.inference_mode()
     def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
         """As of `grammars.guesses.ShowsGuesses`."""
-        if isinstance(run.step, GuessesLater):
+        if isinstance(run, DraftRun) and isinstance(run.step, GuessesLater) and run.guessed_tokens is None:
             self.ask_masks = ask
             try:
                 run.stage()
