@@ -73,8 +73,9 @@ class EngineConfig:
     log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of what
     guesses, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
     feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
-    and its first guess, Medusa heads, and what draws and verifies guesses. Steps with trees of guesses and
-    batch-invariant ones have no graphs.
+    and its first guess, Medusa heads, and what draws and verifies guesses. Of steps with trees of guesses the model's
+    pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
+    Batch-invariant steps have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
     model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
-from reference_impl.annexes.grammars.engine import ShowsGuesses
+from reference_impl.annexes.grammars.guesses import ShowsGuesses
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
 from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner
@@ -211,10 +211,6 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
-    if lookahead_of(made.config) is not None:
-        return "speculative='lookahead' lays a tree of guesses out in each step"
-    if tree_of(made.config) is not None:
-        return f"draft_tree={made.config.draft_tree!r} lays a tree of guesses out in each step"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from reference_impl.annexes.beams.engine import BranchingEngine
 from reference_impl.annexes.biases.engine import BiasingEngine
 from reference_impl.annexes.failing.engine import FailingEngine
-from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of, shown_guesses
+from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
+from reference_impl.annexes.grammars.guesses import StepMasks, shown_guesses
 from reference_impl.annexes.kv_formats.spec import kept_window
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
@@ -201,11 +202,13 @@ class Engine(
         if self._has_pooling:
             check_rows(plan.rows, self.requests)
         step = super().message(plan)
-        return announced(step, plan, self.requests) if self._has_grammars else step
+        return announced(step, plan, self.requests, self.overlaps) if self._has_grammars else step
 
     def _send_masks(self, ticket: Any, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         assert isinstance(self.executor, TakesMasks)  # or the request would not have been added
-        self.executor.finish(ticket, masks_of(plan, requests, shown_guesses(self.executor, ticket, plan, requests)))
+        masks = StepMasks(plan, requests)
+        guesses = shown_guesses(self.executor, ticket, plan, requests, masks)
+        self.executor.finish(ticket, masks_of(plan, requests, masks, guesses))
 
     def advance(self, flight: Flight) -> None:
         """The step before was collected, whose tokens decide what grammars allow in this one."""

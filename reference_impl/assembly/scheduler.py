@@ -58,7 +58,7 @@ def continuous_batching(
     if adaptive_drafts:
         drafting = Adapting, num_drafts > 0, drafts | {"must_follow": must_follow}
     if tree is not None:
-        drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len}
+        drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len, "shows_guesses": shows_guesses}
     annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
         (LoadsPages, isinstance(kv, FetchesPages), {}),
         (Overtaking, policy.preemptive, {}),

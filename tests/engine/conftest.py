@@ -333,9 +333,9 @@ class LateExecutor:
                 self.inner.finish(running["ticket"], running["masks"])
             self.waiting.remove(running)
 
-    def guesses(self, running: dict[str, Any]) -> Any:
+    def guesses(self, running: dict[str, Any], ask: Any) -> Any:
         self.run(self.waiting.index(running) + 1)
-        return pickle.loads(pickle.dumps(self.inner.guesses(running["ticket"])))
+        return pickle.loads(pickle.dumps(self.inner.guesses(running["ticket"], ask)))
 
     def finish(self, running: dict[str, Any], masks: Masks) -> None:
         assert running is self.in_flight[-1], "a step was submitted before this one had its masks"

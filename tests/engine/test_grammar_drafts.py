@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.grammars.engine import allowed_guesses
+from reference_impl.annexes.grammars.guesses import allowed_guesses
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model

@@ -3,6 +3,7 @@ grammar forbids one, and the text, or its distribution, is that without guesses.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.speculative import tree_head_worker
 from reference_impl.annexes.speculative import worker as worker_module
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
@@ -54,45 +56,100 @@ def plain(target: Any) -> dict[str, Request]:
 def parts_of(kind: str, target: Any, layer: Any, texts: dict[str, list[int]]) -> Parts:
     if kind == "proposer":
         return Parts(proposer=Oracle(texts, 0.8, VOCAB, seed=1))
-    draft = {"model": lambda: target, "head": lambda: random_head(layer), "heads": random_heads}
+    draft = {"model": lambda: target, "heads": random_heads}
+    draft |= dict.fromkeys(("head", "tree", "grown"), lambda: random_head(layer))
     return Parts(draft_model=draft[kind]()) if kind in draft else Parts()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "early-exit": {"speculative": "early-exit", "num_drafts": 3, "adaptive_drafts": "off"},
+    "tree": {"speculative": "eagle", "draft_tree": (4, 2, 2)},
+    "grown": {"speculative": "eagle", "draft_tree": "dynamic,3,3"},
+    "lookahead": {"speculative": "lookahead"},
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "num_blocks", "late"),
     [("proposer", 64, None), ("proposer", 18, None), ("proposer", 64, 2), ("model", 18, None), ("model", 64, 1),
-     ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None)],
+     ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None), ("tree", 64, None),
+     ("tree", 26, None), ("tree", 64, 2), ("grown", 26, None), ("grown", 64, 1), ("lookahead", 64, 2),
+     ("lookahead", 26, None)],
 )  # fmt: skip
 def test_the_text_is_that_without_guesses(
     target, plain, random_model, late_engine, kind: str, num_blocks: int, late: int | None
 ) -> None:
     texts = {name: request.tokens for name, request in plain.items()}
     parts = parts_of(kind, target, random_model("float64", num_hidden_layers=1), texts)
-    early = {"speculative": "early-exit", "adaptive_drafts": "off"} if kind == "early-exit" else {}
     engine = late_engine(
-        target, late, parts, num_blocks=num_blocks, block_size=4, num_drafts=3, max_num_batched_tokens=40, **early
-    )
+        target, late, parts, num_blocks=num_blocks, block_size=4, max_num_batched_tokens=40,
+        **OPTIONS.get(kind, {"num_drafts": 3}),
+    )  # fmt: skip
     requests = serve(engine)
     for name, request in requests.items():
         assert request.tokens == texts[name], name
         assert [r.token for r in request.logprobs] == [r.token for r in plain[name].logprobs]
     steps = engine.trace.steps()
-    assert any(step.preempted for step in steps) == (num_blocks == 18)
+    assert any(step.preempted for step in steps) == (num_blocks < 64)
     assert engine.kv.num_available == engine.num_blocks
     bound = [pair for step in kept_of(engine) for name, pair in step.items() if name in ASKED]
-    assert len(bound) > 20, "requests under a grammar have guesses"
+    assert len(bound) > 10, "requests under a grammar have guesses"
     assert kind != "proposer" or sum(num for num, _ in bound) > 20
+    assert kind not in ("tree", "grown") or sum(num for num, _ in bound) > 0
+
+
+class Word:
+    """Of four tokens, behind which nothing can be sampled: a request is to end there by itself."""
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        if list(output) != [1, 2, 3, 4][: len(output)]:
+            raise LookupError("not this word")
+        return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
+
+
+@dataclass(frozen=True)
+class Third(Some):
+    def tokens(self, output: Sequence[int]) -> list[int]:
+        return random.Random(f"{list(output)}").sample(range(VOCAB), VOCAB // 3)
+
+
+@pytest.mark.parametrize("kind", ["model", "head", "heads", "early-exit", "tree", "grown"])
+def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(target, random_model, kind: str) -> None:
+    """Where masks can be asked for: overlapped, they are not there yet."""
+    shares, asked = {}, {name: ASKED[name] for name in ("greedy", "drawn", "penalised")}
+    for overlap in ("off", "on"):
+        parts = parts_of(kind, target, random_model("float64", num_hidden_layers=1), {})
+        config = EngineConfig(num_blocks=64, overlap=overlap, **OPTIONS.get(kind, {"num_drafts": 3}))
+        engine = Engine(target, config, parts)
+        forbidden = watch(engine)
+        for name, sampling in asked.items():
+            engine.add([*PROMPT, len(name)], sampling, name, grammar=Third())
+        finish(engine)
+        use = DraftUse.of(engine.trace.steps())
+        shares[overlap] = use.num_accepted_tokens / use.num_draft_tokens
+        assert bool(forbidden) == (overlap == "on")
+    assert shares["off"] > 1.4 * shares["on"]
+
+
+def watch(engine: Engine) -> list[int]:
+    """Gets each guess of a step that the grammar forbids."""
+    inner, forbidden = engine.executor.guesses, []  # type: ignore[attr-defined]
+
+    def guesses(ticket: Any, ask: Any) -> Any:
+        found = inner(ticket, ask)
+        for row, guessed in zip(ticket.step.rows, found, strict=True):
+            output = engine.requests[engine.executor.slots.host[row.slot].request_id].output_tokens  # type: ignore[attr-defined]
+            paths: list[list[int]] = [output]
+            for token, parent in zip(guessed.tokens, guessed.parents, strict=True):
+                forbidden.extend([token] if token not in Third().tokens(paths[1 + parent]) else [])
+                paths.append([*paths[1 + parent], token])
+        return found
+
+    engine.executor.guesses = guesses  # type: ignore[attr-defined]
+    return forbidden
 
 
 def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
-    """A word of four tokens, behind which nothing can be sampled: the request is to end there by itself."""
-
-    class Word:
-        def allowed(self, output: Sequence[int]) -> bytes:
-            if list(output) != [1, 2, 3, 4][: len(output)]:
-                raise LookupError("not this word")
-            return bits([1 + len(output)] if len(output) < 4 else [], VOCAB)
-
     class Guesses:
         def opened(self, slot: Any) -> None: ...
         def closed(self, slot: int) -> None: ...
@@ -124,12 +181,20 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def free_texts(random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number") -> list[tuple[int, ...]]:
+def free_texts(
+    random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number", overlap: str = "off"
+) -> list[tuple[int, ...]]:
+    """Overlapped, guesses are made before their masks are known."""
     target = random_model("float64", vocab_size=7)
     draft = random_model("float64", vocab_size=7, num_hidden_layers=1)
-    guesses = {"model": draft, "head": random_head(draft), "heads": random_heads(vocab_size=7)}[kind]
-    config = EngineConfig(**options_of(), sampling_noise=noise)  # type: ignore[arg-type]
-    engine = Engine(target, config, Parts(draft_model=guesses))
+    guesses = {"model": draft, "heads": random_heads(vocab_size=7)} | dict.fromkeys(
+        ("head", "tree", "grown"), random_head(draft)
+    )
+    trees: dict[str, dict[str, Any]] = {"tree": {"draft_tree": (3, 2)}, "grown": {"draft_tree": "dynamic,2,3"}}
+    tree = {"num_drafts": 0, "speculative": "eagle"} | trees[kind] if kind in trees else {}
+    tree |= {"num_drafts": 0, "speculative": "lookahead"} if kind == "lookahead" else {}
+    config = EngineConfig(**options_of(**tree), sampling_noise=noise, overlap=overlap)  # type: ignore[arg-type]
+    engine = Engine(target, config, Parts(draft_model=guesses.get(kind)))
     first = engine.add(PROMPT, SamplingParams(n=2500, max_tokens=3, **case), grammar=Four())
     members = [first, *first.children]
     finish(engine)
@@ -157,13 +222,21 @@ def expected(random_model, one_shot) -> Callable[[str], dict[tuple[int, ...], fl
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "noise"),
-    [("temperature", "model", "one-number"), ("penalties", "head", "one-number"), ("temperature", "heads", "gumbel")],
+    ("name", "kind", "noise", "overlap"),
+    [
+        ("temperature", "model", "one-number", "on"),
+        ("penalties", "head", "one-number", "off"),
+        ("temperature", "heads", "gumbel", "off"),
+        ("penalties", "tree", "one-number", "off"),
+        ("penalties", "tree", "gumbel", "on"),
+        ("temperature", "grown", "gumbel", "off"),
+        ("temperature", "lookahead", "one-number", "on"),
+    ],
 )
 def test_texts_without_a_seed_are_distributed_as_the_targets(
-    random_model, expected, name: str, kind: str, noise: str
+    random_model, expected, name: str, kind: str, noise: str, overlap: str
 ) -> None:
-    assert p_value(free_texts(random_model, kind, CASES[name], noise), expected(name)) > ALPHA
+    assert p_value(free_texts(random_model, kind, CASES[name], noise, overlap), expected(name)) > ALPHA
 
 
 def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
@@ -175,16 +248,37 @@ def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, exp
         return torch.where(forbidden, draw(p, u[1]), inner(p, q, guesses, u))
 
     monkeypatch.setattr(worker_module, "verified", anew)
-    assert p_value(free_texts(random_model, "head", CASES["penalties"]), expected("penalties")) < ALPHA
+    assert p_value(free_texts(random_model, "head", CASES["penalties"], overlap="on"), expected("penalties")) < ALPHA
 
 
-def test_trees_stay_without_guesses_under_a_grammar(target, random_model) -> None:
+def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, monkeypatch) -> None:
+    """Two candidates for each token, of which the second is right: behind the first all is cut."""
     head = random_head(random_model("float64", num_hidden_layers=1))
-    config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2))
+    config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2, 2))
     engine = Engine(target, config, Parts(draft_model=head))
-    requests = serve(engine)
-    assert {name for step in kept_of(engine) for name in step} == {"free"}
-    assert len(requests["greedy"].output_tokens) == 25
+
+    def guesses(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
+        return torch.tensor([[level, level + 2][i % 2] for level in range(3) for i in range(2 << level)]), None
+
+    monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
+    asked = []
+
+    class Asked(Word):
+        def allowed(self, output: Sequence[int]) -> bytes:
+            asked.append(tuple(output))
+            return super().allowed(output)
+
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(4,), ignore_eos=True)
+    request = engine.add(PROMPT, sampling, grammar=Asked())
+    finish(engine)
+    assert request.output_tokens == [1, 2, 3, 4]
+    assert [sum(step.num_new_tokens) for step in engine.trace.steps()] == [1, 3]
+    assert asked == [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)], "each text once, and none that is forbidden"
+
+    endless = engine.add(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), grammar=Word())
+    with pytest.raises(ValueError, match="allows no token"):
+        finish(engine)
+    assert endless.output_tokens == [1, 2, 3, 4], "a right guess with no mask behind it is the row's last token"
 
 
 def test_in_another_process_too() -> None:
@@ -206,6 +300,23 @@ def test_in_another_process_too() -> None:
             found.append([request.output_tokens for request in requests])
         rows = [row for step in llm.engine.trace.steps() for row in step.rows]
         assert {row.request_id for row in rows if row.num_drafts} >= {request.id for request in requests}
+
+        class Interrupted(Pair):
+            """While the worker waits for masks of guesses."""
+
+            def allowed(self, output: Sequence[int]) -> bytes:
+                if len(output) == 4:
+                    raise KeyboardInterrupt
+                return super().allowed(output)
+
+        given_up = llm.engine.add([5, 6, 7], SamplingParams(max_tokens=12, seed=1), grammar=Interrupted())
+        beside = llm.engine.add([5, 6, 8], SamplingParams(max_tokens=12, seed=1), grammar=Pair())
+        with pytest.raises(KeyboardInterrupt):
+            finish(llm.engine)
+        assert 0 < len(given_up.output_tokens) <= 4
+        llm.engine.abort(given_up.id)
+        finish(llm.engine)
+        assert beside.output_tokens == found[0][1]
     finally:
         llm.engine.close()
     assert found[0] == found[1]

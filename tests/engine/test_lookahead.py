@@ -228,7 +228,7 @@ def test_in_two_processes() -> None:
         ({"draft_tree": (2, 2)}, "expected 'eagle' .*, or no draft_tree"),
         ({"adaptive_drafts": "on"}, "is of one size, and adaptive_drafts='on'"),
         ({"batch_invariant": True}, "batch_invariant computes each by itself"),
-        ({"graphs": "on"}, "lays a tree of guesses out in each step"),
+        ({"graphs": "on"}, "only a GPU has them"),
     ],
 )
 def test_options_that_cannot_be_combined_are_refused(target, options: dict[str, Any], expected: str) -> None:

@@ -49,7 +49,7 @@ def rotate_and_write(
 class DenseAttention:
     """Every query against the whole table, with a mask."""
 
-    takes_bounds = True
+    takes_bounds = takes_trees = True
 
     def __init__(self, scale: float):
         self.scale = scale
@@ -71,6 +71,13 @@ class DenseAttention:
         seen = (position <= batch.positions[:, None]) & (position < batch.seq_lens[row, None])
         if group.window is not None:
             seen &= position > batch.positions[:, None] - group.window
+        if batch.ancestors is not None:
+            assert group.window is None, "no test needs trees in a window"
+            first = (batch.seq_lens - ends + batch.query_start_loc[:-1])[row]  # where the row's own tokens begin
+            own = position - first[:, None]
+            bit = (batch.ancestors[:, None] >> own.clamp(0, 63)) & 1
+            in_tree = ((own < 0) | ((own < 64) & (bit == 1))) & (position < batch.seq_lens[row, None])
+            seen = torch.where(batch.ancestors[:, None] != 0, in_tree, seen)
         keys, values = (t.flatten(0, 1)[slots] for t in kv_cache.layer(layer))  # [tokens, positions, kv_heads, d]
         kv_head = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // keys.shape[2])
         keys, values = (torch.where(seen[:, :, None, None], t, 0)[:, :, kv_head] for t in (keys, values))

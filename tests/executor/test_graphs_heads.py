@@ -6,15 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from reference_impl.annexes.graphs import graphs as graphs_module
+from reference_impl.annexes.speculative import tree_head_worker, tree_worker
 from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.medusa import MedusaDraft
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.assembly import defaults
 from reference_impl.assembly.config import EngineConfig
@@ -67,6 +70,24 @@ def guessing(model: Any, layer: Any, kind: str, k: int, graphs: bool, overlap: s
     return engine
 
 
+TREES: dict[str, dict[str, Any]] = {
+    "tree": {"speculative": "eagle", "draft_tree": (4, 2, 2)}, "small": {"speculative": "eagle", "draft_tree": (2, 2)},
+    "grown": {"speculative": "eagle", "draft_tree": "dynamic,2,3"},
+    "lookahead": {"speculative": "lookahead", "lookahead": (2, 3, 2)},
+}  # fmt: skip
+
+
+def with_tree(model: Any, layer: Any, kind: str, graphs: bool, **options: Any) -> Engine:
+    head = None if kind == "lookahead" else random_head(layer)
+    engine = Engine(
+        model, EngineConfig(graphs="off", **TREES[kind], **options), Parts(sampler=TwinSampler(), draft_model=head)
+    )
+    if graphs:
+        rows, most = engine.config.max_num_seqs, engine.config.num_drafts
+        engine.executor.use_graphs(recorder(), rows, engine.max_model_len, most)
+    return engine
+
+
 def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
     """(guesses, of them kept) of each row of each step."""
     return [
@@ -103,6 +124,88 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
     assert any(num < guesses for guesses, num in kept)
     assert any(num for _, num in kept)
     assert any(passes) == (kind != "medusa")
+
+
+@pytest.mark.parametrize("kind", ["tree", "small", "grown", "lookahead"])
+def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer, monkeypatch) -> None:
+    """What a node sees, and where it lies, are inputs: a tree that is grown in each step has the graphs of its size."""
+    replayed, nums, guesses, passes = set(), set(), list[list[int]](), list[int]()
+    put = tree_worker.put_drafts
+    monkeypatch.setattr(
+        tree_worker, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
+    )
+
+    @settings(max_examples=2, derandomize=True, database=None, phases=GENERATE)
+    @given(
+        work=st.lists(asked(), min_size=4, max_size=5), seats=st.sampled_from([3, 5]),
+        budget=st.sampled_from([40, 90]), overlap=st.sampled_from(["on", "off"]),
+    )  # fmt: skip
+    def same(work: list[dict[str, Any]], seats: int, budget: int, overlap: str) -> None:
+        options = {"block_size": 4, "num_blocks": 40, "max_num_seqs": seats, "max_num_batched_tokens": budget}
+        eager, graphed = (with_tree(model, layer, kind, graphs, overlap=overlap, **options) for graphs in (False, True))
+        assert serve(graphed, work) == serve(eager, work)
+        assert guesses_kept(graphed) == guesses_kept(eager)
+        half = len(guesses) // 2
+        assert guesses[:half] == guesses[half:], "also the wrong guesses are the same"
+        guesses.clear()
+        replayed.update(graphed.executor.graphs._graphs)
+        nums.add(graphed.config.num_drafts)
+        passes.append(0 if kind == "lookahead" else graphed.executor.replayed_passes)
+
+    same()
+    with_trees = {key for key in replayed if key.trees}
+    assert {key.samples for key in with_trees} == {False}
+    assert any(passes) == (kind != "lookahead")
+    (most,) = nums
+    assert {key.tokens_per_row for key in with_trees} <= {2, 4, 8, 16, 1 + most}
+    assert {key.tokens_per_row for key in replayed - with_trees} == {1}
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0.0}, {"seed": 3, "frequency_penalty": 0.5}], ids=str)
+def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], model, layer, monkeypatch) -> None:
+    """Of each two siblings the second is right."""
+    few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
+    prompts = [[7, 8, 9], [5, 6]]
+    work = [
+        {"prompt": p, "sampling": SamplingParams(max_tokens=25, **asked), "arrival": 0, "abort": None} for p in prompts
+    ]
+    plain = serve(dense_engine(model, **few), work)
+    texts = [torch.tensor([*p, *text, *[0] * 9], device=DEVICE) for p, text in zip(prompts, plain, strict=True)]
+    depths = torch.tensor(Tree.of((4, 2, 2)).levels, device=DEVICE)
+
+    def guesses(_: Any, levels: Any, t: Any, slots: Any, *others: Any) -> tuple[torch.Tensor, None]:
+        row, nth = t["draft.row"], t["draft.nth"]
+        lengths = (slots.computed[t["draft.slots"]] + t["draft.known"])[row]
+        found = []
+        for at, (slot, number) in enumerate(zip(t["draft.slots"][row].tolist(), nth.tolist(), strict=True)):
+            text = texts[0] if slots.tokens[slot, 0] == prompts[0][0] else texts[1]
+            found.append((int(text[lengths[at] + depths[number]]) + 1 - number % 2) % model.config.vocab_size)
+        return torch.tensor(found, device=DEVICE), None
+
+    monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
+    engine = with_tree(model, layer, "tree", True, overlap="on", **few)
+    assert serve(engine, work) == plain
+    assert {num for guesses, num in guesses_kept(engine) if guesses == 28} == {3}
+    assert engine.executor.stats.eager_steps == 1, "that of the prompts"
+
+
+def test_wide_steps_with_trees_are_launched(model, layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_module, "WIDEST_TREES", 20)
+    engine = with_tree(model, layer, "small", True, block_size=4, num_blocks=90, max_num_seqs=4)
+    graphs = engine.executor.graphs
+    keys = graphs.keys()
+    assert {key.rows for key in keys if key.trees} == {1, 2}, "of 7 tokens"
+    assert engine.capture_graphs() == len(keys) + len(
+        [key for key in engine.executor.pass_graphs.keys() if key.trees]  # noqa: SIM118, no dictionary
+    )
+    work = [
+        {"prompt": [7 + i] * 4, "sampling": SamplingParams(max_tokens=9, temperature=0), "arrival": 0, "abort": None}
+        for i in range(4)
+    ]
+    eager = serve(with_tree(model, layer, "small", False, block_size=4, num_blocks=90, max_num_seqs=4), work)
+    assert serve(engine, work) == eager
+    assert max(key.num_tokens for key in graphs._graphs if key.trees) <= 20
+    assert engine.executor.stats.eager_steps > 1
 
 
 @pytest.mark.parametrize("kind", ["head", "medusa"])

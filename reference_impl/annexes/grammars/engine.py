@@ -1,8 +1,7 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
 step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
-row, as far as the grammar allows them: each of its positions has a mask of its own. Those of the host are cut before
-the step is planned; those of the worker are made with it, asked for, and cut by how many masks there are.
+row, as far as the grammar allows them: each of its positions has a mask of its own (`guesses.py`).
 
 `announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
 """
@@ -11,27 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
 
+from reference_impl.annexes.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
-
-
-@runtime_checkable
-class ShowsGuesses(Protocol):
-    """An executor whose guesses the host can see before it sends masks."""
-
-    def guesses(self, ticket: Any) -> Sequence[Sequence[int]]:
-        """Of each row of a step that waits for masks. Waits for what guesses, and not for the model."""
-        ...
-
-
-def shown_guesses(executor: Executor, ticket: Any, plan: StepPlan, requests: Mapping[str, Request]) -> Any:
-    """As of `masks_of`, where masks depend on the worker's guesses."""
-    asks = [row.num_drafts and not row.drafts and requests[row.request_id].grammar is not None for row in plan.rows]
-    if not any(asks):
-        return None
-    assert isinstance(executor, ShowsGuesses)  # or there would be none in such a row
-    return executor.guesses(ticket)
 
 
 def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
@@ -43,58 +24,35 @@ def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
         )
 
 
-def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-    """The step, with takes_masks where one of its rows samples under a grammar."""
-    takes_masks = any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows)
-    return replace(step, takes_masks=True) if takes_masks else step
+def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request], overlaps: bool) -> Step:
+    """The step, with takes_masks where one of its rows samples under a grammar; one that `GuessesLater` where guesses
+    depend on it. overlaps: whether it is submitted while another runs."""
+    if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
+        return step
+    step = replace(step, takes_masks=True)
+    return step if overlaps or not are_bound(plan.rows, requests) else GuessesLater(**vars(step))
 
 
-def masks_of(plan: StepPlan, requests: Mapping[str, Request], guesses: Sequence[Sequence[int]] | None = None) -> Masks:
+def masks_of(
+    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, guesses: Sequence[Guessed] | None
+) -> Masks:
     """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
-    each row; masks are then those behind guesses that the grammar allows, and no more. TypeError for a grammar that
-    gives no bytes."""
-    masks: list[bytes | None] = []
+    each row. TypeError for a grammar that gives no bytes."""
+    rows: list[bytes | None] = []
     for number, row in enumerate(plan.rows):
         request, mask = requests[row.request_id], None
         if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED:
-            mask = request.grammar.allowed(output := list(request.output_tokens))
+            output = list(request.output_tokens)
+            mask = masks.known.get((number, ())) or request.grammar.allowed(output)
             if mask is None:
                 name = type(request.grammar).__name__
                 raise TypeError(
                     f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
                 )
-            drafts = row.drafts if guesses is None or row.drafts else allowed_guesses(request, guesses[number])
-            for i in range(len(drafts)):  # behind each guess its own
-                mask += request.grammar.allowed([*output, *drafts[: i + 1]])
-        masks.append(mask)
-    return Masks(plan.step_id, tuple(masks))
-
-
-def allowed_guesses(request: Request, guesses: Sequence[int]) -> tuple[int, ...]:
-    """Those before the first that the request's grammar forbids. A grammar is a function of the output: wrong guesses
-    leave nothing in it. A guess behind which it has no mask is left out, too; if it is right, the next step says so."""
-    grammar, output, kept = request.grammar, list(request.output_tokens), 0
-    assert grammar is not None
-    mask = _mask(grammar, output)
-    for token in guesses:
-        if mask is None or not _allows(mask, token):
-            break
-        output.append(token)
-        size, mask = len(mask), _mask(grammar, output)
-        if mask is None or len(mask) != size:
-            break
-        kept += 1
-    return tuple(guesses[:kept])
-
-
-def _mask(grammar: Grammar, output: Sequence[int]) -> bytes | None:
-    """None: none that could be sampled under. Of the text itself `masks_of` asks again, and says what is wrong."""
-    try:
-        mask = grammar.allowed(output)
-    except Exception:
-        return None  # a text that it was not made for: a guess may be any
-    return mask if isinstance(mask, bytes) and any(mask) else None
-
-
-def _allows(mask: bytes, token: int) -> bool:
-    return token < 8 * len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+            if guesses is not None and not row.drafts and isinstance(mask, bytes):
+                masks.known[number, ()] = mask
+                mask += masks.behind_each(number, guesses[number])
+            for i in range(len(row.drafts)):  # behind each guess its own
+                mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
+        rows.append(mask)
+    return Masks(plan.step_id, tuple(rows))

@@ -35,10 +35,21 @@ def masked(scores: Tensor, allowed: Allowed) -> Tensor:
     return scores
 
 
+def usable(masks: Sequence[bytes | None], vocab_size: int) -> Allowed:
+    """Those, of each row, that `check_mask` has nothing against."""
+    size = -(-vocab_size // 8)
+    rows = [at for at, mask in enumerate(masks) if mask and len(mask) == size and allows_any(mask, vocab_size)]
+    return Allowed(rows, [masks[at] or b"" for at in rows])
+
+
 def one_of(masks: bytes, at: int, number: int) -> bytes:
     """Of so many masks, one behind another. Where they cannot be parted, all: `check_mask` says what is wrong."""
     size, rest = divmod(len(masks), number)
     return masks if number == 1 or rest else masks[at * size : (at + 1) * size]
+
+
+def allows_any(mask: bytes, vocab_size: int) -> bool:
+    return bool(int.from_bytes(mask, "little") & ((1 << vocab_size) - 1))
 
 
 def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
@@ -50,5 +61,5 @@ def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
             f"request {request_id!r}: its grammar's mask must be {expected} bytes, a bit for each of {vocab_size} "
             f"tokens; got {got}"
         )
-    if not int.from_bytes(mask, "little") & ((1 << vocab_size) - 1):
+    if not allows_any(mask, vocab_size):
         raise ValueError(f"request {request_id!r}: its grammar allows no token; abort it, or let the grammar end it")

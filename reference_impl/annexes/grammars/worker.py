@@ -48,18 +48,16 @@ class MaskRun(StepRun):
         for place, row in enumerate(self.batch.sampling):
             if place and self.batch.sampling[place - 1] != row:
                 first = place
-            given, vocab = masks.rows[self.batch.order[row]], self.worker.model.config.vocab_size
-            if given is not None:
-                number = self.num_masks(row, given)
-                mask = one_of(given, min(place - first, number - 1), number)
-                check_mask(mask, vocab, self.batch.request_ids[row])
+            given, number = masks.rows[self.batch.order[row]], 1 + (self.batch.drafts[row] if self.batch.drafts else 0)
+            if given is not None and not self.is_cut(row, mask := one_of(given, place - first, number), place - first):
+                check_mask(mask, self.worker.model.config.vocab_size, self.batch.request_ids[row])
                 rows.append(place)
                 found.append(mask)
         self.allowed = Allowed(rows, found)
 
-    def num_masks(self, row: int, given: bytes) -> int:
-        """That a row of the batch should have, one behind another."""
-        return 1 + (self.batch.drafts[row] if self.batch.drafts else 0)
+    def is_cut(self, row: int, mask: bytes, nth: int) -> bool:
+        """Whether it stands behind a guess that will not be kept. row: of the batch; nth: of its masks."""
+        return False
 
     def sample(self) -> None:
         if self.allowed is not None:

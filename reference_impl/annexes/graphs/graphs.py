@@ -31,6 +31,7 @@ from reference_impl.core.staging import Arrays, Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
 LIMIT = 256  # graphs that are kept
+WIDEST_TREES = 512  # tokens of a step with trees, which computes longer than it takes to launch where there are more
 
 Compute = Callable[[HostBatch, Mapping[str, Tensor], bool], Tensor]
 
@@ -40,14 +41,17 @@ class GraphKey:
     """What decides the shapes and the launches of a step.
 
     rows, longest: of the buckets. samples: tokens come out; otherwise the logits, to be sampled from outside (penalties
-    differ from step to step, and so does which rows want log-probabilities). tokens_per_row: 1, or more where drafts
-    are verified: a row may have fewer or more, as long as there is room for all tokens.
+    differ from step to step, and so does which rows want log-probabilities; and what is sampled for a tree would be
+    written where its nodes lie, which a capture reads again). tokens_per_row: 1, or more where drafts
+    are verified: a row may have fewer or more, as long as there is room for all tokens. trees: drafts are trees; which,
+    lies in the inputs.
     """
 
     rows: int
     longest: int
     samples: bool
     tokens_per_row: int = 1
+    trees: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -131,8 +135,8 @@ class Graphs:
     arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was. hidden():
     [num_tokens, size] of what was computed last, hidden states that are read behind the replay; None: they are not.
     padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence.
-    num_drafts: that a row usually has. limit: how many graphs, then the one that was not used for longest goes; None:
-    LIMIT, or as many as there are `keys`.
+    num_drafts: that a row usually has; trees: whether these are trees, and it has no more. limit: how many graphs, then
+    the one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
     """
 
     def __init__(
@@ -147,12 +151,14 @@ class Graphs:
         limit: int | None = None,
         num_drafts: int = 0,
         hidden: Callable[[], Tensor | None] = lambda: None,
+        trees: bool = False,
     ):
         self.compute, self.ran, self.padding, self.recorder, self.hidden = compute, ran, padding, recorder, hidden
-        self.max_rows, self.max_len, self.device, self.num_drafts = max_rows, max_len, device, num_drafts
+        self.max_rows, self.max_len, self.device = max_rows, max_len, device
+        self.num_drafts, self.trees = num_drafts, trees
         self.limit = max(LIMIT, len(self.keys())) if limit is None else limit
         self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
-        # {(what, tokens per row): [max_rows x tokens per row, size]}, of all graphs: a step's are read before the next.
+        # {(what, most tokens): [most tokens, size]}, of all graphs: a step's are read before the next.
         self._given: dict[tuple[str, int], Tensor] = {}
 
     def __contains__(self, key: GraphKey) -> bool:
@@ -167,7 +173,11 @@ class Graphs:
             return None
         bucket = rows_bucket(rows, self.max_rows)
         tokens_per_row = max(2, -(-num_tokens // bucket)) if num_tokens > rows else 1
-        return GraphKey(bucket, longest_bucket(longest, self.max_len), samples, tokens_per_row)
+        trees = "ancestors" in batch.arrays
+        if trees:  # the last ones of a text are smaller
+            tokens_per_row = min(1 << (tokens_per_row - 1).bit_length(), 1 + self.num_drafts)
+        key = GraphKey(bucket, longest_bucket(longest, self.max_len), samples and not trees, tokens_per_row, trees)
+        return None if trees and key.num_tokens > WIDEST_TREES else key
 
     def keys(self, samples: bool = True) -> list[GraphKey]:
         """Those of steps in which all rows have as many drafts as usual, or none; the largest first: the smaller ones
@@ -176,10 +186,11 @@ class Graphs:
         doubles = (SHORTEST << i for i in range(self.max_len.bit_length()))
         longest = {longest_bucket(n, self.max_len) for n in doubles}
         return [
-            GraphKey(r, n, samples, tokens)
-            for tokens in sorted({1, 1 + self.num_drafts}, reverse=True)
+            GraphKey(r, n, samples and not trees, tokens, trees)
+            for trees, tokens in sorted({(False, 1), (self.trees, 1 + self.num_drafts)}, reverse=True)
             for r in sorted(rows, reverse=True)
             for n in sorted(longest, reverse=True)
+            if not (trees and r * tokens > WIDEST_TREES)
         ]
 
     def run(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
@@ -196,7 +207,7 @@ class Graphs:
 
     def hidden_of(self, key: GraphKey) -> Tensor:
         """[key.num_tokens, size], of a run of this key. Valid until the next run."""
-        return self._given["hidden", key.tokens_per_row][: key.num_tokens]
+        return self._given["hidden", self._most_tokens(key)][: key.num_tokens]
 
     def _capture(self, key: GraphKey, arrays: Arrays) -> _Graph:
         layout = Layout.of(arrays)
@@ -228,10 +239,16 @@ class Graphs:
 
     def _give(self, what: str, found: Tensor, key: GraphKey) -> Tensor:
         """A copy, made in the graph, where no graph's intermediate memory is."""
-        at = what, key.tokens_per_row
+        at = what, self._most_tokens(key)
         if at not in self._given:
-            self._given[at] = found.new_empty(self.max_rows * key.tokens_per_row, found.shape[1])
+            self._given[at] = found.new_empty(self._most_tokens(key), found.shape[1])
         return self._given[at][: key.num_tokens].copy_(found)
+
+    def _most_tokens(self, key: GraphKey) -> int:
+        """Of keys that share what is handed out."""
+        if key.trees:
+            return min(WIDEST_TREES, self.max_rows * (1 + self.num_drafts))
+        return self.max_rows * key.tokens_per_row
 
 
 def rows_bucket(rows: int, max_rows: int) -> int:
@@ -262,6 +279,8 @@ def inert(key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
     if key.tokens_per_row > 1:
         arrays["query_start_loc"][:-1], arrays["query_start_loc"][-1] = 0, tokens
         arrays |= {"sampling_slots": np.full(tokens, padding), "sampling_lens": np.zeros(tokens, np.int64)}
+    if key.trees:
+        arrays |= {"lag": np.zeros(tokens, np.int64), "ancestors": np.zeros(tokens, np.int64)}
     return arrays | (columns or {})
 
 

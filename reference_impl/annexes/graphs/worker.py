@@ -32,7 +32,9 @@ class Stats:
 
 
 class GraphWorker(Worker):
-    """Eager until `use_graphs`."""
+    """Eager until `use_graphs`. makes_trees: whether drafts are trees."""
+
+    makes_trees = False
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -47,7 +49,7 @@ class GraphWorker(Worker):
         this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
-            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this.hidden(),
+            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this.hidden(), trees=self.makes_trees,
         )  # fmt: skip
 
     @property

@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
-from reference_impl.annexes.grammars.engine import ShowsGuesses
+from reference_impl.annexes.grammars.guesses import AskMasks, Guessed, ShowsGuesses
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 5  # version of the messages; raised when one changes its meaning
+PROTOCOL = 6  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,21 @@ class WorkerProcess:
         except OSError:
             raise self._gone(ticket) from None
 
-    def guesses(self, ticket: int) -> Sequence[Sequence[int]]:
-        """As of `grammars.engine.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+    def guesses(self, ticket: int, ask: AskMasks) -> Sequence[Guessed]:
+        """As of `guesses.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
         if list(self._in_flight) != [ticket]:
             raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
-        try:
-            self._connection.send_bytes(pickle.dumps(ticket, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise self._gone(ticket) from None
-        found: Sequence[Sequence[int]] = self._received(ticket)
-        return found
+        message: Any = ticket
+        while True:
+            try:
+                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            except OSError:
+                raise self._gone(ticket) from None
+            what, found = self._message(ticket)
+            if what != "masks":
+                guesses: Sequence[Guessed] = found
+                return guesses
+            message = list(ask(found))
 
     def collect(self, ticket: int) -> Reply:
         """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
@@ -141,6 +146,9 @@ class WorkerProcess:
         return reply
 
     def _received(self, step_id: int | None = None) -> Any:
+        return self._message(step_id)[1]
+
+    def _message(self, step_id: int | None) -> tuple[str, Any]:
         try:
             what, content = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
@@ -150,7 +158,7 @@ class WorkerProcess:
         if what == "failed":
             where = "before it was ready" if step_id is None else f"in step {step_id}"
             raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
-        return content
+        return what, content
 
     def _gone(self, step_id: int | None) -> WorkerError:
         by = how_it_ended(self._process)
@@ -211,15 +219,43 @@ def ignore_signals() -> None:
 # --- in that process ------------------------------------------------------------------------------------------------
 
 
+# A step; its masks; its number, where its guesses are asked for; masks that these depend on; None: the end.
+Message: TypeAlias = Step | Masks | int | list[bytes | None] | None
+
+
+class _Inbox:
+    """What came, in order, of which the last one that was taken can be put back."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.taken: list[Message] = []
+
+    def put(self, message: Message) -> None:
+        self.queue.put(message)
+
+    def put_back(self, message: Message) -> None:
+        self.taken.append(message)
+
+    def next(self) -> Message:
+        return self.taken.pop() if self.taken else self.queue.get()
+
+    def is_empty(self) -> bool:
+        return not self.taken and self.queue.empty()
+
+
+class _Abandoned(Exception):
+    """Masks were asked for, and something else came: the other end has given the step up, or is gone."""
+
+
 def serve(connection: Connection, executor: Executor) -> None:
     """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
     one that fails is answered with its traceback."""
-    messages: queue.SimpleQueue[Step | Masks | int | None] = queue.SimpleQueue()
+    messages = _Inbox()
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     running: deque[_Submitted] = deque()
     while True:
-        while not running or running[0].waits or (not messages.empty() and len(running) < executor.max_in_flight):
-            message = messages.get()
+        while not running or running[0].waits or (not messages.is_empty() and len(running) < executor.max_in_flight):
+            message = messages.next()
             if message is None:
                 return
             if isinstance(message, Step):
@@ -227,8 +263,8 @@ def serve(connection: Connection, executor: Executor) -> None:
                     running.pop()
                 running.append(_submit(executor, message))
             elif isinstance(message, int):
-                _answer(connection, executor, running, message)
-            else:
+                _answer(connection, messages, executor, running, message)
+            elif isinstance(message, Masks):
                 _finish(executor, running, message)
         oldest = running.popleft()
         try:
@@ -242,13 +278,26 @@ def serve(connection: Connection, executor: Executor) -> None:
             return
 
 
-def _answer(connection: Connection, executor: Executor, running: deque[_Submitted], step_id: int) -> None:
+def _answer(
+    connection: Connection, messages: _Inbox, executor: Executor, running: deque[_Submitted], step_id: int
+) -> None:
     """The guesses of a step that waits for masks; nothing where it failed: that was answered instead."""
+
+    def ask(texts: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[bytes | None]:
+        connection.send_bytes(pickle.dumps(("masks", texts), pickle.HIGHEST_PROTOCOL))
+        answer = messages.next()
+        if not isinstance(answer, list):
+            messages.put_back(answer)
+            raise _Abandoned
+        return answer
+
     for submitted in running:
         if submitted.step_id == step_id and submitted.waits:
             assert isinstance(executor, ShowsGuesses)
             try:
-                answer: tuple[str, Any] = "guesses", executor.guesses(submitted.ticket)
+                answer: tuple[str, Any] = "guesses", executor.guesses(submitted.ticket, ask)
+            except _Abandoned:
+                return
             except Exception:
                 answer = "failed", traceback.format_exc()
             connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
@@ -282,7 +331,7 @@ def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> Non
                 submitted.failed = traceback.format_exc()
 
 
-def _read(connection: Connection, messages: queue.SimpleQueue[Step | Masks | int | None]) -> None:
+def _read(connection: Connection, messages: _Inbox) -> None:
     """In its own thread: a long step can be received while a long reply is sent, or both ends would wait."""
     while True:
         try:

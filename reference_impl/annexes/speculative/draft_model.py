@@ -40,6 +40,9 @@ from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 # (batch of a pass) -> its logits [rows, vocab_size], of the sampler's dtype, and its hidden states [rows, hidden_size];
 # None: it cannot be replayed.
 Replay = Callable[[HostBatch], tuple[Tensor, Tensor] | None]
+# (batch of a pass over inner nodes of trees, their tokens, what the head is given of their parents, what they see) ->
+# of each node logits and hidden states, likewise.
+ReplayNodes = Callable[[HostBatch, Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
 PREFIX = "draft.pass."  # before the names of a pass's arrays; what begins with "draft." stands beside a graph
 
 

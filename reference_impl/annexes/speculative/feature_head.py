@@ -193,6 +193,12 @@ class FeatureDraft:
         t["input_ids"] = self._next_tokens(t, slots)
         return self.model.hidden_states(as_batch(batch, t, [self.kv_spec]), before, self.kv_cache, self.attention)
 
+    def run_nodes(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots, tokens: Tensor, before: Tensor) -> Tensor:
+        """[logits, hidden_size] of a pass over nodes of trees. before [num_tokens, hidden_size]: of their parents."""
+        t |= slots.look_up(t, max(batch.context_lens))
+        t["input_ids"] = tokens
+        return self.model.hidden_states(as_batch(batch, t, [self.kv_spec]), before, self.kv_cache, self.attention)
+
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
     ) -> None:

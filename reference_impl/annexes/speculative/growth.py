@@ -48,6 +48,11 @@ class Growth:
     def _least(self) -> int:
         return max(1, self.width * (self.num_levels - 1) - 1)
 
+    @property
+    def num_inner(self) -> int:
+        """Nodes that are expanded."""
+        return self.width * (self.num_levels - 1)
+
     def levels_of(self, num_nodes: int) -> int:
         """That a tree of so many nodes may have."""
         return min(self.num_levels, 1 + (1 + num_nodes) // self.width)

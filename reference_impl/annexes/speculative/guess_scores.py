@@ -1,6 +1,7 @@
 """What guesses of a model are drawn from: its logits, moved as the target's will be.
 
-A request's biases and penalties, and what its parameters rule out, are applied to a draft's logits, too: without them
+A request's biases and penalties, what its parameters rule out, and its grammar where its masks can be asked for
+(`grammars/guesses.py`), are applied to a draft's logits, too: without them
 it guesses tokens that the target's scores have sunk. Any q is verified as rightly; this one is nearer to p. Penalties
 ask how often the text has each token. Behind the counts of `penalties/counts.py`, which hold what was sampled, come the
 guesses of this step before a position, as they come in verification.
@@ -61,6 +62,15 @@ def guesses_before(
     arrays = {"which": which, "row": rows[which], "slot": np.array(slots)[rows[which]], "back": back}
     t = to_device(arrays, of.device)
     return t["which"], of.tokens[t["slot"], positions[t["row"]] - t["back"]].long()
+
+
+def texts_before(slots: Sequence[int], positions: Tensor, before: int | Tensor, of: Slots) -> list[tuple[int, ...]]:
+    """On the host: the guesses of this step before each position; as of `GuessScores`."""
+    if not isinstance(before, Tensor):
+        back = torch.arange(before, 0, -1, device=of.device)
+        slot = to_device({"slot": np.array(slots)}, of.device)["slot"]
+        before = of.tokens[slot[:, None], positions[:, None] - back]
+    return [tuple(guesses) for guesses in before.tolist()]
 
 
 def not_numbers(logits: Tensor) -> Tensor:

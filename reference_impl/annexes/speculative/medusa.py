@@ -97,16 +97,18 @@ class MedusaDraft:
         scores: GuessScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet.
-        The one pass, of two products, is not replayed."""
-        [batch], [mine] = passes, by_pass(t, len(passes))
-        hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
-        logits = self.model.logits(hidden).to(self.logits_dtype)
-        # Behind a row's one known token, which is not computed yet.
-        mine["sample_positions"] = slots.computed.index_select(0, mine["sampling_slots"]) + 1 + mine["nth"]
-        moved = scores(logits, slots_of(batch), mine["sample_positions"], 0)
-        slots.put(mine, sampler.choose(moved, mine))
-        return with_drawn(None, moved, mine, t)
+        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet,
+        unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
+        q = None
+        for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
+            hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
+            logits = self.model.logits(hidden).to(self.logits_dtype)
+            # Behind a row's one known token, which is not computed yet.
+            mine["sample_positions"] = slots.computed.index_select(0, mine["sampling_slots"]) + 1 + mine["nth"]
+            moved = scores(logits, slots_of(batch), mine["sample_positions"], number)
+            slots.put(mine, sampler.choose(moved, mine))
+            q = with_drawn(q, moved, mine, t)
+        return q
 
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
@@ -115,3 +117,16 @@ class MedusaDraft:
         last = t["query_start_loc"][1:].long() - 1
         kept = features.index_select(0, last if wrong is None else last - wrong)
         self.ahead.index_copy_(0, t["slots"], kept.to(self.ahead.dtype))
+
+
+def one_by_one(passes: Sequence[HostBatch]) -> list[HostBatch]:
+    """Of the pass of a `MedusaDraft.lay_out` one for each head: where a guess depends on those before it."""
+    found = []
+    for batch in passes:
+        row, nth = batch.arrays["row"], batch.arrays["nth"]
+        for number in range(nth.max() + 1):
+            (mine,) = (nth == number).nonzero()
+            arrays = batch.arrays | {name: batch.arrays[name][mine] for name in ("row", "nth", "sampling_slots")}
+            rows, lengths, settings = tuple(row[mine].tolist()), batch.lengths[mine], batch.settings[mine]
+            found.append(replace(batch, arrays=arrays, sampling=rows, lengths=lengths, settings=settings))
+    return found

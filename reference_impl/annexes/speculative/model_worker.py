@@ -6,19 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, arrays_of
+from reference_impl.annexes.grammars.guesses import GuessesLater
+from reference_impl.annexes.grammars.masks import masked, usable
+from reference_impl.annexes.speculative.draft_model import DraftModel, Replay, ReplayNodes, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
-from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers
-from reference_impl.annexes.speculative.medusa import MedusaDraft
+from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers, texts_before
+from reference_impl.annexes.speculative.medusa import MedusaDraft, one_by_one
 from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
-from reference_impl.core.batch import HostBatch
+from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.staging import to_host
 from reference_impl.core.worker import StepRun
@@ -46,12 +49,21 @@ class ModelDraftWorker(DraftWorker, ScoringWorker):
         """As `DraftModel.guess` takes it."""
         return None
 
+    def replay_of_nodes(self) -> ReplayNodes | None:
+        """As `guess_tree` takes it."""
+        return None
+
     @torch.inference_mode()
     def submit(self, step: Step) -> StepRun:
         moves, cache = step.transfers, self.draft.own_cache
         if cache is not None and (moves.swap_out or moves.copies or moves.swap_in):
             cache.transfer(moves)
-        return super().submit(step)
+        if not isinstance(step, GuessesLater):
+            return super().submit(step)
+        super().submit(replace(step, rows=()))
+        run = self.run_of(step, lay_out(step.rows, self.slots), self.clock.now())
+        run.end()  # it waits for masks; `guesses` stages and computes it
+        return run
 
 
 class ModelDraftRun(DraftRun):
@@ -73,6 +85,8 @@ class ModelDraftRun(DraftRun):
                 raise ValueError(f"step {self.step.step_id} has rows with drafts, of a model that it does not keep up")
             return
         self.passes = w.draft.lay_out(self.rows, w.slots)
+        if w.ask_masks is not None and isinstance(w.draft, MedusaDraft):
+            self.passes = one_by_one(self.passes)
         self.batch.arrays.update(arrays_of(self.passes, w.draft.distance, w.draws, places(self.batch.arrays)))
 
     def compute(self) -> None:
@@ -88,9 +102,15 @@ class ModelDraftRun(DraftRun):
 
     def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
         """As `GuessScores`."""
-        broken = not_numbers(logits)
+        broken, w = not_numbers(logits), self.worker
         self.broken_guesses = broken if self.broken_guesses is None else self.broken_guesses + broken
-        return self.worker.guess_scores(logits, slots, positions, before)
+        scores = w.guess_scores(logits, slots, positions, before)
+        if w.ask_masks is None:
+            return scores
+        rows = {row.slot: at for at, row in enumerate(self.step.rows)}
+        texts = texts_before(slots, positions, before, w.slots)
+        masks = w.ask_masks([(rows[slot], text) for slot, text in zip(slots, texts, strict=True)])
+        return masked(scores, usable(masks, logits.shape[1]))
 
     def end(self) -> None:
         if self.broken_guesses is not None:

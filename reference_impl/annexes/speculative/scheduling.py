@@ -13,7 +13,7 @@ import itertools
 import operator
 from typing import Any
 
-from reference_impl.annexes.grammars.engine import allowed_guesses
+from reference_impl.annexes.grammars.guesses import allowed_guesses
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
 from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState, StepPlan
 

@@ -119,6 +119,10 @@ class Tree:
         """Nodes that have children."""
         return [node for node in self.children if node != ROOT]
 
+    @property
+    def num_inner(self) -> int:
+        return len(self.inner)
+
     def sees(self, num_known: int = 1) -> Ints:
         """[num_known + nodes]: of a row's own tokens, which of them each one sees, as bits. The known ones are causal.
         ValueError if there are more than 64."""

@@ -26,11 +26,13 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.gumbel.sampler import GumbelSampler
+from reference_impl.annexes.speculative.draft_model import ReplayNodes
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.tree import ROOT, Tree
-from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.annexes.speculative.tree_head import of_nodes
+from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device
@@ -87,15 +89,16 @@ class Noise:
 
 def grow_trees(
     draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: GuessScores,
-    sampler: TorchSampler,
+    sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> tuple[list[Tree], Tensor]:  # fmt: skip
-    """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row."""
+    """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row. replay: as of
+    `guess_tree`."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}
     levels = [growth.levels_of(row.num_drafts) for row in rows]
     for num in sorted(set(levels)):
         mine = [at for at, its in enumerate(levels) if its == num]
-        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num, scores, sampler)
+        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num, scores, sampler, replay)
         for at, tree, of_tree in zip(mine, *grown.best([rows[at].num_drafts for at in mine]), strict=True):
             trees[at], tokens[at] = tree, of_tree
     return [trees[at] for at in range(len(rows))], torch.cat([tokens[at] for at in range(len(rows))])
@@ -103,7 +106,7 @@ def grow_trees(
 
 def grow(
     draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: GuessScores,
-    sampler: TorchSampler,
+    sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> Grown:  # fmt: skip
     """rows [R]: with room for width x (num_levels - 1) nodes."""
     k, num_rows = width, len(rows)
@@ -111,7 +114,8 @@ def grow(
     ahead = draft.ahead.index_select(0, slot)[:, None]  # [R, nodes, hidden_size]: what the children of nodes come of
     path = slot.new_empty(num_rows, 1, 0)  # [R, nodes, depth]: the tokens down to each
     move = partial(_moved, rows, slots.computed.index_select(0, slot) + 1, scores_of, Noise.of(rows, slots, sampler))
-    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, path)
+    logits = draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype)
+    tokens, scores = _children(logits, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, path)
     found = Grown(tokens, scores, torch.full_like(tokens, ROOT))
     # Of nodes that are expanded, E so far: which of the C, what they see of each other as bits, and what is in `ahead`
     # of their parents.
@@ -128,8 +132,8 @@ def grow(
         before = torch.cat((before, _of_parents(ahead, at, depth, k)), 1)
         path = torch.cat((_of_parents(path, at, depth, k), found.tokens.gather(1, level)[:, :, None]), 2)
         inner = torch.cat((inner, level), 1)
-        ahead = _run(draft, rows, depth, k, slots, found.tokens.gather(1, inner), sees, before)
-        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k, move, path)
+        logits, ahead = _run(draft, rows, depth, k, slots, found.tokens.gather(1, inner), sees, before, replay)
+        tokens, scores = _children(logits, found.scores.gather(1, level), k, move, path)
         found = Grown(
             torch.cat((found.tokens, tokens), 1), torch.cat((found.scores, scores), 1),
             torch.cat((found.parents, level.repeat_interleave(k, 1)), 1),
@@ -156,10 +160,11 @@ def _moved(
 
 
 def _children(
-    draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, Tensor], Tensor], path: Tensor
+    logits: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, Tensor], Tensor], path: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of nodes with these scores [R, nodes] the k likeliest, node by node: tokens and scores, [R, nodes x k]."""
-    found = move(draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype), path)
+    """Of nodes with these logits [R x nodes, vocab_size] and scores [R, nodes] the k likeliest children, node by node:
+    tokens and scores, [R, nodes x k]."""
+    found = move(logits, path)
     logprobs, tokens = found.nan_to_num(nan=-torch.inf).topk(k)
     shape = len(scores), -1
     return tokens.view(shape), (scores[:, :, None] + logprobs.view(*scores.shape, k)).view(shape)
@@ -167,18 +172,18 @@ def _children(
 
 def _run(
     draft: FeatureDraft, rows: Sequence[StepRow], depth: int, k: int, slots: Slots, tokens: Tensor, sees: Tensor,
-    before: Tensor,
-) -> Tensor:  # fmt: skip
-    """The head over the nodes that are expanded so far, E of each row; of the last k [R, k, hidden_size]."""
+    before: Tensor, replay: ReplayNodes | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The head over the nodes that are expanded so far, E of each row; of the last k of each logits [R x k, vocab_size]
+    and hidden states [R, k, hidden_size]."""
     batch = lay_out_expanded(rows, depth, k, slots)
     t = to_device(batch.arrays, slots.device)
     order = t["order"]
-    t |= slots.look_up(t, max(batch.context_lens))
-    t["input_ids"], t["ancestors"] = tokens[order].flatten(), sees[order].flatten()
-    found = as_batch(batch, t, [draft.kv_spec])
-    hidden = draft.model.hidden_states(found, before[order].flatten(0, 1), draft.kv_cache, draft.attention)
-    hidden = hidden.view(len(rows), k, -1)
-    return torch.empty_like(hidden).index_copy_(0, order, hidden)
+    t["ancestors"] = sees[order].flatten()
+    found = of_nodes(draft, batch, t, slots, tokens[order].flatten(), before[order].flatten(0, 1), replay)
+    logits, hidden = (each.view(len(rows), k, -1) for each in found)
+    logits, hidden = (torch.empty_like(each).index_copy_(0, order, each) for each in (logits, hidden))
+    return logits.flatten(0, 1), hidden
 
 
 def lay_out_expanded(rows: Sequence[StepRow], depth: int, k: int, slots: Slots) -> HostBatch:

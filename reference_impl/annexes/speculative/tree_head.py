@@ -23,13 +23,13 @@ from torch import Tensor
 
 from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.candidates import drawn_without_replacement
-from reference_impl.annexes.speculative.draft_model import PREFIX, by_pass
+from reference_impl.annexes.speculative.draft_model import PREFIX, ReplayNodes, by_pass
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.rejection import GUESS, filtered
 from reference_impl.annexes.speculative.tree import ROOT, Tree
 from reference_impl.annexes.speculative.tree_layout import Rows, padded
-from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
@@ -126,10 +126,10 @@ def level_arrays(
 
 def guess_tree(
     draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-    scores: GuessScores,
+    scores: GuessScores, replay: ReplayNodes | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The D guesses, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
-    with the `level_arrays`, on the device."""
+    with the `level_arrays`, on the device. replay: by which passes are computed, as far as it can."""
     num_rows, num_guesses = len(levels[0].parents), len(t["draft.row"])
     passes = by_pass(t, len(levels))
     size = 1 + max(int(level.arrays["node"].max()) for level in levels)
@@ -139,13 +139,12 @@ def guess_tree(
     for number, (level, mine) in enumerate(zip(levels, passes, strict=True)):
         if level.batch is None:
             hidden = draft.ahead.index_select(0, mine["parent_slots"])
+            logits = draft.model.logits(hidden).to(draft.logits_dtype)
         else:
-            mine |= slots.look_up(mine, max(level.batch.context_lens))
-            mine["input_ids"] = tokens[mine["guess"]]
-            batch = as_batch(level.batch, mine, [draft.kv_spec])
-            hidden = draft.model.hidden_states(batch, hidden_of[mine["before"]], draft.kv_cache, draft.attention)
+            logits, hidden = of_nodes(
+                draft, level.batch, mine, slots, tokens[mine["guess"]], hidden_of[mine["before"]], replay
+            )
         hidden_of.index_copy_(0, mine["node"], hidden)
-        logits = draft.model.logits(hidden).to(draft.logits_dtype)
         mine["sample_positions"] = slots.computed.index_select(0, mine["parent_slots"]) + 1 + number
         moved = scores(logits, level.arrays["parent_slots"].tolist(), mine["sample_positions"], tokens[mine["path"]])
         tokens[mine["child"]], probs = _guessed(moved, mine, sampler)
@@ -153,6 +152,19 @@ def guess_tree(
             q = probs.new_zeros(len(t["draft.tree.at"]), probs.shape[1]) if q is None else q
             q.index_copy_(0, mine["place"], probs)
     return tokens[:num_guesses], q
+
+
+def of_nodes(
+    draft: FeatureDraft, batch: HostBatch, t: dict[str, Tensor], slots: Slots, tokens: Tensor, before: Tensor,
+    replay: ReplayNodes | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logits and hidden states at the logits of a pass over inner nodes. t: the batch's arrays, on the device."""
+    found = None if replay is None else replay(batch, tokens, before, t["ancestors"])
+    if found is not None:
+        logits, hidden = found
+        return logits[t["logits_indices"]], hidden[t["logits_indices"]]
+    hidden = draft.run_nodes(batch, t, slots, tokens, before)
+    return draft.model.logits(hidden).to(draft.logits_dtype), hidden
 
 
 def _guessed(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:

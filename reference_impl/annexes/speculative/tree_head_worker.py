@@ -32,7 +32,7 @@ class TreeHeadWorker(TreeWorker, FeatureWorker):
 
     def __init__(self, *args: Any, tree: Tree | Growth, **options: Any):
         super().__init__(*args, **options)
-        self.tree, self.most_nodes = tree, tree.num_nodes
+        self.tree, self.most_nodes, self.most_inner = tree, tree.num_nodes, tree.num_inner
 
 
 class TreeHeadRun(TreeRun, FeatureRun):
@@ -47,7 +47,9 @@ class TreeHeadRun(TreeRun, FeatureRun):
         if isinstance(w.tree, Tree):
             return [w.tree.first(num) for num in nums]
         with self.watched():
-            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree, self.guess_scores, w.draws)
+            trees, self.grown = grow_trees(
+                w.draft, step_rows, w.slots, w.tree, self.guess_scores, w.draws, w.replay_of_nodes()
+            )
         return trees
 
     def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:
@@ -67,7 +69,7 @@ class TreeHeadRun(TreeRun, FeatureRun):
         w = self.worker
         if self.grown is not None:
             return self.grown, None
-        return guess_tree(w.draft, self.levels, self.tensors, w.slots, w.draws, self.guess_scores)
+        return guess_tree(w.draft, self.levels, self.tensors, w.slots, w.draws, self.guess_scores, w.replay_of_nodes())
 
     def path_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
         """What the head computes: while the slots' lengths are still those before the step."""

@@ -46,6 +46,7 @@ class TreeWorker(DraftWorker, PenaltyWorker):
 
     kv_cache: PagedKVCache
     most_nodes: int
+    makes_trees = True
 
     @property
     def makes_drafts(self) -> bool:
@@ -54,6 +55,7 @@ class TreeWorker(DraftWorker, PenaltyWorker):
 
 class TreeRun(DraftRun, PenaltyRun, ABC):
     worker: TreeWorker
+    step_trees: Sequence[Tree]  # of the R rows with guesses
     paths: Ints  # [logits, num_levels]: of the D, the guesses on the path to each of the logits, -1 behind them
 
     @abstractmethod
@@ -80,7 +82,8 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
         w = self.worker
         # As they begin on the host.
         mine = [self.rows[self.batch.order[row]] for row, num in enumerate(self.batch.drafts) if num]
-        rows = rows_with(self.batch, self.trees(mine))
+        trees = self.trees(mine)
+        rows, self.step_trees = rows_with(self.batch, trees), trees
         self.paths = paths_to(rows, len(self.batch.sampling))
         arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows)
         places: Places = {}
@@ -111,6 +114,12 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
             put_drafts(self.worker.slots, self.tensors)
         super().compute()
 
+    def parents(self) -> Sequence[Sequence[int]]:
+        return [tree.parents for tree in self.step_trees]
+
+    def own_logits(self) -> Ints:
+        return self.batch.arrays["draft.tree.own"]
+
     def guessed(self, rows: Ints) -> tuple[Tensor, Tensor] | None:
         """Those on the path to a node: each has another text before it."""
         which, level = (self.paths[rows] >= 0).nonzero()
@@ -133,6 +142,8 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
         w, t = self.worker, self.tensors
         guesses, row, nth = t["draft.tokens"], t["draft.row"], t["draft.nth"]
         right = (tokens[t["draft.at"]] == guesses) & first_of_equal(guesses, t["draft.tree.earlier"])
+        if "draft.cut" in t:  # as of `masked.py`
+            right &= ~t["draft.cut"]
         paths = Paths(*(t[f"draft.tree.{name}"] for name in ("above", "depths", "lineage")))
         of_row = torch.zeros_like(paths.above, dtype=torch.bool)
         num, path = paths.deepest(of_row.index_put((row, nth), right))

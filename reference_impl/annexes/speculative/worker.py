@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_impl.annexes.grammars.guesses import AskMasks, Guessed, GuessesLater
 from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.candidates import typical
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, propose, put_drafts, verify
@@ -49,6 +52,7 @@ class DraftWorker(Worker):
         if proposer is not None:
             self.slots.followers.append(_Told(proposer))
 
+    ask_masks: AskMasks | None = None  # while a step that `GuessesLater` is computed
     # Whether guesses are kept by `candidates.typical`, which is lossy, in place of `verify` and `rejection.verified`.
     typical = False
 
@@ -62,14 +66,24 @@ class DraftWorker(Worker):
         before it was known how many drafts of the last steps were right."""
         return self.has_bounds and step.step_id <= self.drafted_in + self.max_in_flight
 
-    def guesses(self, run: StepRun) -> Sequence[Sequence[int]]:
-        """As of `grammars.engine.ShowsGuesses`."""
-        found: list[Sequence[int]] = [()] * len(run.step.rows)
+    @torch.inference_mode()
+    def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
+        """As of `grammars.guesses.ShowsGuesses`."""
+        if isinstance(run, DraftRun) and isinstance(run.step, GuessesLater) and run.guessed_tokens is None:
+            self.ask_masks = ask
+            try:
+                run.stage()
+                run.compute()
+            finally:
+                self.ask_masks = None
+        found = [Guessed()] * len(run.step.rows)
         if isinstance(run, DraftRun) and run.guessed_tokens is not None:
             on_host, wait = run.guessed_tokens
             wait()
-            for row, tokens in enumerate(on_host.split(list(run.batch.drafts))):
-                found[run.batch.order[row]] = tokens.tolist()
+            drafted = [row for row, num in enumerate(run.batch.drafts) if num]
+            guesses = on_host.split([run.batch.drafts[row] for row in drafted])
+            for row, tokens, parents in zip(drafted, guesses, run.parents(), strict=True):
+                found[run.batch.order[row]] = Guessed(tokens.tolist(), parents)
         return found
 
     def needs_lengths(self, *attention: AttentionBackend) -> bool:
@@ -145,6 +159,14 @@ class DraftRun(StepRun):
         """Guesses start on their way to the host, before the model is launched, if masks depend on them."""
         if self.batch.drafts and self.step.takes_masks and self.guessed_tokens is None:
             self.guessed_tokens = to_host(self.tensors["draft.tokens"]), mark(self.worker.model.device)
+
+    def parents(self) -> Sequence[Sequence[int]]:
+        """Of each row with guesses, as of `Guessed`."""
+        return [tuple(range(-1, num - 1)) for num in self.batch.drafts if num]
+
+    def own_logits(self) -> NDArray[np.int64]:
+        """[D]: of each guess which of the logits stand behind it."""
+        return self.batch.arrays["draft.at"] + 1
 
     def choose(self) -> Tensor:
         tokens, t = super().choose(), self.tensors
