@@ -395,7 +395,7 @@ def test_an_error_while_capturing_says_which_graph_it_was() -> None:
     graphs.compute = fails
     with pytest.raises(RuntimeError, match="not permitted") as caught:
         graphs.run(key, graphs_module.inert(key, graphs.padding))
-    assert "GraphKey(rows=4, longest=600, samples=True, tokens_per_row=1)" in caught.value.__notes__[0]
+    assert "GraphKey(rows=4, longest=600, samples=True, tokens_per_row=1, trees=False)" in caught.value.__notes__[0]
     assert "graphs='off'" in caught.value.__notes__[0]
     assert key not in graphs
 

@@ -305,7 +305,7 @@ def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the
         else:
             losing.wait()
             waited += 1
-    assert 0 < lost <= MOST_LOST * waited + 2 * (COLD_STEPS + TRIAL_STEPS)  # of the newest trial the wait has just begun
+    assert 0 < lost <= MOST_LOST * waited + 2 * (COLD_STEPS + TRIAL_STEPS)  # the newest wait has just begun
 
 
 def test_a_model_that_pays_stays_on_and_one_that_no_longer_does_is_switched_off() -> None:
@@ -323,7 +323,7 @@ def test_the_first_steps_of_a_trial_do_not_count() -> None:
     """A model's first steps may take ten times as long as those that follow."""
     payoff = Payoff()
     for turn in range(COLD_STEPS + 4 * TRIAL_STEPS):
-        payoff.add(1, 3, 0.055 if turn < COLD_STEPS else 0.015, 0.050 if turn < COLD_STEPS else 0.010)
+        payoff.add(1, 4, 0.055 if turn < COLD_STEPS else 0.015, 0.050 if turn < COLD_STEPS else 0.010)
         assert payoff.on
 
 
