@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.compiled.decoder import Product, Rows, compiled, row_times
+from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.annexes.cpu.operators import HeadCopy
 from reference_impl.annexes.fusion.kernels import TORCH
 from reference_impl.assembly.linear_methods import Quantizations, choose_methods
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.linear import Methods
+from reference_impl.core.linear import Methods, UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
 
@@ -36,7 +37,7 @@ def methods_to_compile(quantization: Quantizations, dtype: torch.dtype) -> Metho
 
     def method_of(name: str) -> LinearMethod:
         found = given if isinstance(given, LinearMethod) else given(name)
-        return found if type(found) in PRODUCTS else rows
+        return rows if isinstance(found, WeightByRows | UnquantizedLinear) else found
 
     return method_of
 

@@ -246,6 +246,13 @@ def make_sampler(made: Made) -> Sampler:
 
 def computes_with_triton(model: Decoder | FeatureHead, config: EngineConfig) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
+    from reference_impl.annexes.compiled.decoder import CompiledDecoder
     from reference_impl.annexes.fusion.kernels import choose_backend
+    from reference_impl.core.decoder import Decoder
 
+    if config.attention == "compiled" and isinstance(model, Decoder) and not isinstance(model, CompiledDecoder):
+        raise ValueError(
+            "EngineConfig.attention: expected a model that was loaded with kernels='compiled', got one that was not: "
+            "load_model(..., kernels='compiled'), or attention='auto'"
+        )
     return choose_backend(config.attention, model.device, model.dtype) == "triton"

@@ -146,6 +146,10 @@ def test_what_is_not_compiled_is_refused_with_the_reason(random_model: Callable[
     if type(packed.linears()[0].method) not in PRODUCTS:
         with pytest.raises(ValueError, match=wrong + "how the weights of model.layers.0.self_attn.qkv_proj are stored"):
             compile_one_row(packed)
+    with pytest.raises(ValueError, match=wrong + r"how the weights of .*qkv_proj are stored \(Fp8\)"):
+        load_model(course_model("draft"), torch.float32, "cpu", kernels="compiled", quantization="fp8")
+    with pytest.raises(ValueError, match="expected a model that was loaded with kernels='compiled'"):
+        Engine(random_model("float64"), EngineConfig(num_blocks=8, attention="compiled"))
     with pytest.raises(ValueError, match="is for a CPU, and the model is on cuda: use attention='auto'"):
         load_model(course_model("draft"), torch.float32, "cuda", kernels="compiled")
     from torch._inductor import config
