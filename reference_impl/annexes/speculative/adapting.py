@@ -241,9 +241,13 @@ class Adapting(Drafting):
     def schedule(self, now: float) -> StepPlan:
         self._losing.clear()
         self._measures = self._num_with_guesses >= PLAIN_AFTER
+        self.has_guesses = self.payoff.on
         self._most = self._depth_that_pays() if self.payoff.on else 0
         plan = super().schedule(now)
-        num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
+        if self.payoff.on:
+            num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
+        else:
+            num_undrafted = sum(row.samples for row in plan.rows)
         self._behind.difference_update(row.request_id for row in plan.rows if not row.start)
         if not self.payoff.on:
             self._behind.update(row.request_id for row in plan.rows)
@@ -258,7 +262,7 @@ class Adapting(Drafting):
         most = super()._useful_drafts(request)
         if not most or self._measures:
             return 0
-        if not self.payoff.on or request.id in self._behind:
+        if request.id in self._behind:
             self._losing.add(request.id)
             return 0
         num = min(most, self._num_that_pay(request))
@@ -293,10 +297,10 @@ class Adapting(Drafting):
         return found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        num_given, began = 0, output.started_at if self._ended is None else self._ended
-        for row in plan.rows:
+        num_given = sum(map(len, output.tokens.values()))
+        began = output.started_at if self._ended is None else self._ended
+        for row in plan.rows if self.payoff.on else ():
             tokens = output.tokens.get(row.request_id, ())
-            num_given += len(tokens)
             if row.request_id in self._requests and tokens:
                 of_request = self.acceptances.setdefault(row.request_id, Acceptance())
                 of_request.add(row.num_drafts, len(tokens) - 1)

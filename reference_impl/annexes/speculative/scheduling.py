@@ -28,6 +28,7 @@ class Drafting(Scheduler):
     ):  # fmt: skip
         super().__init__(*core, **options)
         self.shows_guesses = shows_guesses
+        self.has_guesses = True  # whether there may be any in the step that is planned: asked for each row, if so
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
         self._useful: dict[str, int] = {}  # in the step that is planned, as of `_useful_drafts`
@@ -38,6 +39,8 @@ class Drafting(Scheduler):
 
     def _cut(self, shares: Shares, left: int) -> Shares:
         """Guesses of requests that rank before a prompt come before its chunk."""
+        if not self.has_guesses:
+            return super()._cut(shares, left)
         cut = []
         for request, missing in shares:
             [(_, num_tokens)] = super()._cut([(request, missing)], left)
@@ -46,6 +49,8 @@ class Drafting(Scheduler):
         return cut
 
     def _continue(self, shares: Shares, plan: OpenPlan) -> None:
+        if not self.has_guesses:
+            return super()._continue(shares, plan)
         num_decoding = sum(request.num_missing_tokens == 1 for request, _ in shares)
         left = max(0, plan.budget - num_decoding)  # for chunks and drafts, as in `_cut`
         for request, num_tokens in shares:
