@@ -28,7 +28,7 @@ WRONG = {
     "--kv-dtype": "--kv-dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, kivi, got 'strange'",
     "--overlap": "--overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
-    "--attention": "--attention: expected one of auto, triton, torch, got 'strange'",
+    "--attention": "--attention: expected one of auto, triton, torch, compiled, got 'strange'",
     "--sampling-noise": "--sampling-noise: expected one of one-number, gumbel, got 'strange'",
     "--worker": "--worker: expected 'here' or 'process', got 'strange'",
     "--draft-tree": "--draft-tree: expected numbers between commas, such as 4,2,2, got 'strange'",

@@ -232,7 +232,7 @@ def test_by_itself_the_engine_takes_torch_on_a_cpu_and_triton_on_a_gpu(random_mo
 
 
 def test_what_cannot_be_is_refused_by_name(random_model) -> None:
-    with pytest.raises(ValueError, match="expected one of auto, triton, torch, got 'flash'"):
+    with pytest.raises(ValueError, match="expected one of auto, triton, torch, compiled, got 'flash'"):
         EngineConfig(attention="flash")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="attention='triton' cannot be: the kernels compute .* this model is float64"):
         Engine(random_model("float64", device=DEVICE), EngineConfig(attention="triton"))

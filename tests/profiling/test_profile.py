@@ -159,7 +159,7 @@ def test_the_command_says_where_the_time_goes_and_writes_the_file(tmp_path: Path
     ("arguments", "status", "message"),
     [
         (["--phase", "both"], 2, "--phase: expected decode or prefill, got 'both'"),
-        (["--attention", "none"], 2, "expected one of auto, triton, torch, got 'none'"),
+        (["--attention", "none"], 2, "expected one of auto, triton, torch, compiled, got 'none'"),
         (["--quantization", "int3"], 2, "expected one of none, fp8, int8, int4, got 'int3'"),
         (["--shape", "llama-9"], 2, "expected one of llama-3-8b"),
         (["--context", "20000"], 1, "at most 2047 and one token of output fit"),
