@@ -58,7 +58,9 @@ def test_the_formula_is_of_steps_in_which_all_requests_decode(small: None, monke
         for pace, mine in zip(one.paces, (one.decoding[: at[0]], one.decoding[at[0] :]), strict=True):
             num = sum(sum(step.num_new_tokens) for step in mine[1:])
             assert pace == pytest.approx((mine[-1].finished_at - mine[0].finished_at) / num)
-    assert 0 < ngram.proposing < sum(seconds for _, seconds in ngram._calls), "some are of other steps"
+    ngram._calls = [(ended, 1.0) for ended, _ in ngram._calls]  # so that they are counted
+    # A request with one token to go is not asked.
+    assert 0 < ngram.proposing <= sum(len(step.rows) for step in ngram.decoding) < len(ngram._calls)
     against, decoding = ngram.against(plain), ngram.decoding
     assert against["steps"] == len(decoding) < len(steps)
     assert against["tokens_per_row"] == sum(sum(step.num_new_tokens) for step in decoding) / (3 * len(decoding)) > 1
