@@ -14,8 +14,10 @@ So a step has guesses only if all of them together are likely to give more than 
 step without any takes is measured every PLAIN_AFTER steps, if guesses leave none.
 
 It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So it is
-judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it takes itself, it is
-switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most MOST_LOST of the time.
+judged as a whole (`Payoff`): where the tokens that it adds would not take the target LEAST_WON more time than it takes
+itself, prompts included, it is switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most
+MOST_LOST of the time. What wins less than that may as well lose on another day: the host's work for guesses, and the
+noise of a machine, are about as much.
 Requests that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early
 exit guess from what the target computed in the step before: they are judged alike, and a later trial is with all
 requests, from its second step on.
@@ -53,6 +55,7 @@ COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do n
 ERRORS = 2  # standard errors by which it must lose in a trial: a few steps say little. After MEMORY steps one is enough
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
 MOST_LOST = 0.02  # of the time without it, in its trials
+LEAST_WON = 0.05  # of the time without it, or it is switched off
 
 
 @dataclass
@@ -169,19 +172,19 @@ class Payoff:
     num_steps: int = 0
     patience: int = OFF_STEPS // 2  # steps without it, before a trial
     # The newest steps with it: tokens that guesses gave; tokens without them; seconds of a step without the model and
-    # its guesses; seconds of these two.
+    # its guesses; seconds of these two, with the step's share of those for prompts.
     _steps: deque[tuple[int, int, float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
-    def add(self, num_rows: int, num_given: int, seconds: float, spent: float) -> None:
+    def add(self, num_rows: int, num_given: int, seconds: float, spent: float, before: float = 0.0) -> None:
         """A step with it. num_rows, of which it guesses for some. spent: seconds of the step, its own for these and
-        what the target takes for its guesses."""
+        what the target takes for its guesses. before: of earlier steps, for their prompts."""
         spent = min(spent, 0.9 * seconds)  # the target's are of few steps at first, and may be far too many
         self.num_steps += 1
         if self.num_steps <= COLD_STEPS:
             return
-        self._steps.append((num_given - num_rows, num_rows, seconds - spent, spent))
+        self._steps.append((num_given - num_rows, num_rows, seconds - spent, spent + before))
         errors = ERRORS if self.num_steps < MEMORY else 1
-        if (self.num_steps - COLD_STEPS) % TRIAL_STEPS == 0 and self._lost(errors) > 0:
+        if (self.num_steps - COLD_STEPS) % TRIAL_STEPS == 0 and self._lost(errors) > -LEAST_WON:
             least = OFF_STEPS if self.num_steps > MEMORY else 2 * self.patience
             self.patience = max(least, math.ceil((COLD_STEPS + len(self._steps)) * self._lost() / MOST_LOST))
             self._switch(False)
@@ -237,6 +240,9 @@ class Adapting(Drafting):
         self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned
         self.payoff = Payoff()  # of a model that guesses
         self._behind: set[str] = set()  # requests that it has not kept up with
+        self._prompts: dict[str, float] = {}  # seconds that it took for a request's prompt
+        self._prompt_seconds: deque[float] = deque(maxlen=NUM_TIMES)  # for a token, of the newest steps with prompts
+        self._lengths: deque[int] = deque(maxlen=MEMORY)  # tokens that requests gave
 
     def schedule(self, now: float) -> StepPlan:
         self._losing.clear()
@@ -311,6 +317,12 @@ class Adapting(Drafting):
                 self.costs.add(plan, num_given, output.finished_at - began, output.drafting)
             self._num_with_guesses = self._num_with_guesses + 1 if plan.num_tokens > len(plan.rows) else 0
             self._judge(plan, num_given, output.finished_at - began, output.drafting)
+        elif self.payoff.on and output.drafting:
+            self._prompt_seconds.append(output.drafting / plan.num_tokens)
+            usual = min(self._prompt_seconds[-1], STALL * statistics.median(self._prompt_seconds))
+            for row in plan.rows:
+                if row.num_tokens > 1:
+                    self._prompts[row.request_id] = self._prompts.get(row.request_id, 0.0) + usual * row.num_tokens
         finished = super().update(plan, output)
         self._ended = output.finished_at if self.running else None
         return finished
@@ -322,9 +334,17 @@ class Adapting(Drafting):
             rows = len(plan.rows)
             followed = sum(row.request_id not in self._behind for row in plan.rows) / rows
             spent = followed * drafting + self.costs.of_guesses(rows, plan.num_tokens - rows)
-            self.payoff.add(rows, num_given, seconds, spent)
+            self.payoff.add(rows, num_given, seconds, spent, num_given * self._prompt_seconds_of_a_token(plan) / rows)
+
+    def _prompt_seconds_of_a_token(self, plan: StepPlan) -> float:
+        """Of a model, for a token of each row: what its prompt took, over the tokens that the request is likely to give."""
+        usual = statistics.fmean(self._lengths) if self._lengths else math.inf
+        asked = {name: self._requests[name].sampling.max_tokens for name in self._prompts}
+        return sum(self._prompts.get(row.request_id, 0.0) / min(usual, asked.get(row.request_id, 1)) for row in plan.rows)
 
     def _finish(self, request: Request, reason: str) -> None:
         super()._finish(request, reason)
         self.acceptances.pop(request.id, None)
+        self._prompts.pop(request.id, None)
+        self._lengths.append(max(1, request.num_tokens - request.num_prompt_tokens))
         self._behind.discard(request.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from reference_impl.annexes.speculative.adapting import (
     COLD_STEPS,
     FORGOTTEN_AFTER,
+    MEMORY,
     MOST_LOST,
     NUM_SIZES,
     OFF_STEPS,
@@ -256,7 +257,7 @@ def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: p
 
     monkeypatch.setattr(SimulatedGPU, "submit", watched)
     cost = Roofline(read=0.002)
-    steps = steps_of(monkeypatch, cost, "on", 4, acceptance=0.7, num_requests=160, tokens=200, every=0.1, **model)
+    steps = steps_of(monkeypatch, cost, "on", 4, acceptance=0.7, num_requests=250, tokens=200, every=0.1, **model)
     with_guesses = [n for n, step in enumerate(steps) if any(row.num_drafts for row in step.rows)]
     trials = [b for a, b in itertools.pairwise((-OFF_STEPS, *with_guesses)) if b - a >= OFF_STEPS]
     waits = [b - a for a, b in itertools.pairwise(trials)]
@@ -370,9 +371,38 @@ def test_a_machine_that_stalls_now_and_then_guesses_as_much(
 def test_of_what_a_model_takes_the_share_of_what_it_follows_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, found = object.__new__(Adapting), list[tuple[float, ...]]()
     scheduler.payoff, scheduler._behind, scheduler.costs = Payoff(), {"a", "b", "c"}, StepCosts()
+    scheduler._prompts, scheduler._lengths = {}, deque()
     scheduler.costs.target.seconds |= {4: 0.25, 6: 0.27}
     monkeypatch.setattr(scheduler.payoff, "add", lambda *values: found.append(values))
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     scheduler._behind = {"0", "1", "2"}
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
-    assert found == [(4, 5, 0.5, pytest.approx(0.25 + 0.02)), (4, 5, 0.5, pytest.approx(0.0625 + 0.02))]
+    assert found == [(4, 5, 0.5, pytest.approx(0.25 + 0.02), 0), (4, 5, 0.5, pytest.approx(0.0625 + 0.02), 0)]
+
+
+@pytest.mark.parametrize("tokens", [20, 400])
+def test_what_a_model_takes_for_prompts_counts_over_the_tokens_that_requests_give(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """Its guesses win an eighth of each step. Where the target computes a text of twenty tokens in ten steps, a prompt
+    that takes the model six of them is not paid back."""
+    model = {"keep_up_seconds": 0.060, "draft_seconds": 0.001}
+    submit = SimulatedGPU.submit
+
+    def prompts_alone(gpu: SimulatedGPU, step: Step) -> Reply:
+        gpu.keep_up_seconds = 0.060 if any(row.num_tokens > 1 for row in step.rows) else 0.002
+        return submit(gpu, step)
+
+    monkeypatch.setattr(SimulatedGPU, "submit", prompts_alone)
+    steps = steps_of(monkeypatch, Roofline(), "on", 1, 0.6, 4000 // tokens, tokens=tokens, every=10.0, **model)
+    assert (DraftUse.of(steps).num_steps_off > len(steps) / 2) == (tokens == 20)
+
+
+def test_what_wins_next_to_nothing_is_switched_off() -> None:
+    winning, even = Payoff(), Payoff()
+    for _ in range(2 * MEMORY):
+        if even.on:
+            even.add(10, 14, 0.0139, 0.0039)
+        winning.add(10, 14, 0.013, 0.003)
+    assert winning.on
+    assert not even.on
