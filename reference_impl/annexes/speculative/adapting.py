@@ -54,7 +54,7 @@ TRIAL_STEPS = 8  # with a model that guesses, before it is judged
 COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do not count
 ERRORS = 2  # standard errors by which it must lose in a trial: a few steps say little. After MEMORY steps one is enough
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
-MOST_LOST = 0.02  # of the time without it, in its trials
+MOST_LOST = 0.01  # of the time without it, in its trials
 LEAST_WON = 0.05  # of the time without it, or it is switched off
 
 
