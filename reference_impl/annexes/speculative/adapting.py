@@ -52,7 +52,7 @@ AT_FIRST = 0.8  # before any guess; those that are too many end soon
 TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
 TRIAL_STEPS = 8  # with a model that guesses, before it is judged
 COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do not count
-ERRORS = 2  # standard errors by which it must lose in a trial: a few steps say little. After MEMORY steps one is enough
+ERRORS = 1  # standard errors of what guesses give, which are left out where it is judged: a few steps say little
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
 MOST_LOST = 0.01  # of the time without it, in its trials
 LEAST_WON = 0.05  # of the time without it, or it is switched off
@@ -183,8 +183,7 @@ class Payoff:
         if self.num_steps <= COLD_STEPS:
             return
         self._steps.append((num_given - num_rows, num_rows, seconds - spent, spent + before))
-        errors = ERRORS if self.num_steps < MEMORY else 1
-        if (self.num_steps - COLD_STEPS) % TRIAL_STEPS == 0 and self._lost(errors) > -LEAST_WON:
+        if (self.num_steps - COLD_STEPS) % TRIAL_STEPS == 0 and self._lost(ERRORS) > -LEAST_WON:
             least = OFF_STEPS if self.num_steps > MEMORY else 2 * self.patience
             self.patience = max(least, math.ceil((COLD_STEPS + len(self._steps)) * self._lost() / MOST_LOST))
             self._switch(False)
