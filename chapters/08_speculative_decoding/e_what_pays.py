@@ -179,7 +179,7 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 # besides. It runs once more for each further guess, for all requests at once: so how often it runs is decided for all, by
 # their mean acceptance, against a price that holds each request's share of such a pass (`_depth_that_pays`). And it
 # computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
-# switches it off, and tries it again with later requests, so seldom that the trials cost 2 % of the time at most.
+# switches it off, and tries it again with later requests, so seldom that the trials cost 1 % of the time at most.
 #
 # Names in this code: `prices` are that price and that of a pass, None until steps of two sizes were measured
 # (`costs.target.seconds` has them by size). `_num_worth` is the largest k with chance^k larger than the price. `found` is
