@@ -9,8 +9,8 @@ the cache, and steps of several tokens are as they were, but for weights: they s
 Sums are made in float32 or wider, and what lies between two products is rounded less often than by single operators:
 logits are those of the plain model to rounding.
 
-The functions are compiled while the model is loaded, by a C++ compiler: they take half a minute the first time, and a
-few seconds in later processes, which find them in TorchInductor's folder.
+The functions are compiled while the model is loaded, by a C++ compiler, for as many threads as torch has then: they
+take half a minute the first time, and a few seconds in later processes, which find them in TorchInductor's folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.annexes.cpu.half import slow_half_linear
@@ -35,12 +35,14 @@ from reference_impl.kernels import reference
 # (a layer's params, x [1, in_features]) -> [1, out_features]: what one row is multiplied by, in torch's operators.
 Product = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 # Of the compiler. What is computed once for a row goes to memory, or it would be computed again for each output of the
-# product behind it; the number of threads is that of each call, not that of the machine that compiled.
+# product behind it. A norm of a row is done before a second thread has begun. Forms are checked when a function is
+# looked up; to check them again in each call takes a tenth of the time.
 OPTIONS = {
     "compile_threads": 1,
-    "cpp.dynamic_threads": True,
+    "cpp.min_chunk_size": 4096,
     "realize_reads_threshold": 1,
     "realize_opcount_threshold": 1,
+    "size_asserts": False,
 }
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
@@ -76,16 +78,27 @@ class Functions:
     config: ModelConfig
     products: Mapping[type, Product]  # by the LinearMethod
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    # By name and linear layers, with the methods of these: to make the whole key takes longer than to call.
+    _found: dict[Any, tuple[list[Any], Callable[..., Any]]] = field(default_factory=dict)
 
     def __call__(self, name: str, linears: Sequence[Linear], *tensors: Tensor) -> Any:
-        """The function of that name, on these tensors and the linear layers' own."""
-        of_linears = [tensor for linear in linears for tensor in linear.params.values()]
-        forms = tuple((type(linear.method), tuple(linear.params)) for linear in linears)
-        key = name, forms, tuple(tensor.shape for tensor in of_linears)
-        arguments = [*tensors, *of_linears]
-        if (found := self._made.get(key)) is None:
-            found = self._made[key] = self._compile(getattr(self, name), forms, arguments)
+        """The function of that name, on these tensors, contiguous, and the linear layers' own."""
+        arguments, methods = [*tensors], []
+        for linear in linears:
+            methods.append(linear.method)
+            arguments += linear.params.values()
+        known, found = self._found.get((name, *linears), (None, None))
+        if found is None or known != methods:
+            found = self._of_forms(name, linears, arguments)
+            self._found[name, *linears] = methods, found
         return found(*arguments)
+
+    def _of_forms(self, name: str, linears: Sequence[Linear], arguments: Sequence[Tensor]) -> Callable[..., Any]:
+        forms = tuple((type(linear.method), tuple(linear.params)) for linear in linears)
+        key = name, forms, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments)
+        if key not in self._made:
+            self._made[key] = self._compile(getattr(self, name), forms, arguments)
+        return self._made[key]
 
     def _compile(self, function: Callable[..., Any], forms: Sequence[Any], arguments: Sequence[Tensor]) -> Any:
         # Here, since to import them takes as long as to import torch.
@@ -105,7 +118,7 @@ class Functions:
         with torch.no_grad():
             graph = make_fx(flat)(*arguments)
             try:
-                return compile_graph(graph, [*arguments], options=OPTIONS)
+                return compile_graph(graph, [*arguments], options=OPTIONS | {"cpp.threads": torch.get_num_threads()})
             except exc.InductorError as failed:
                 if not isinstance(failed.inner_exception, exc.InvalidCxxCompiler | exc.CppCompileError):
                     raise
@@ -171,7 +184,7 @@ class CompiledDecoder(Decoder):
         q, k, v = run("before", [layers[0].qkv], x, cos, sin, *_norms_of(layers[0]))
         for layer, following in itertools.pairwise(layers):
             attended, rest = attend(q, k, v, layer.index).flatten(1), (cos, sin, *_norms_of(following))
-            linears = [*_behind_attention(layer), following.qkv]
+            linears = [*_behind_attention(layer), _module(following, "qkv")]
             x, q, k, v = run("between", linears, attended, x, layer.mlp_norm, *rest)
         attended = attend(q, k, v, layers[-1].index).flatten(1)
         found: Tensor = run("end", _behind_attention(layers[-1]), attended, x, layers[-1].mlp_norm, self.norm)
@@ -190,7 +203,13 @@ class CompiledDecoder(Decoder):
 
 
 def _behind_attention(layer: Any) -> list[Linear]:
-    return [layer.o, layer.mlp.gate_up, layer.mlp.down]
+    mlp = _module(layer, "mlp")
+    return [_module(layer, "o"), _module(mlp, "gate_up"), _module(mlp, "down")]
+
+
+def _module(parent: nn.Module, name: str) -> Any:
+    """As an attribute, which takes ten times as long."""
+    return parent._modules[name]
 
 
 def _norms_of(layer: Any) -> list[Tensor]:
