@@ -7,8 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.graphs.graphs import WIDEST_TREES
 from reference_impl.annexes.sizing.budget import num_blocks_for
-from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.annexes.sizing.profile import (
+    CudaMemory,
+    DeviceMemory,
+    bytes_of_graphs,
+    profiled_blocks,
+    worst_steps,
+)
 from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
@@ -57,8 +64,11 @@ def size_cache(made: Made, parts: Parts) -> int:
     steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room, by_model)
     sampler = part(parts.sampler, lambda: make_sampler(made))
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
-    graphs = config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None
-    return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, graphs)
+    of_graphs = 0
+    if config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None:
+        trees = bool(config.draft_tree) or config.speculative == "lookahead"
+        of_graphs = bytes_of_graphs(measured, steps, WIDEST_TREES if trees else None)
+    return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, of_graphs)
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:

@@ -109,25 +109,36 @@ def worst_steps(
     return steps
 
 
-def bytes_for_cache(measured: Measured, memory_percent: float, graphs: bool) -> int:
-    """What is left for the cache of memory_percent of the device, maybe less than nothing.
+def bytes_of_graphs(measured: Measured, steps: Sequence[WorstStep], widest: int | None = None) -> int:
+    """Captured steps have memory of their own. They share it, but a large one cannot always use the pieces of smaller
+    ones, and logits are copied out of it: the largest peak of `steps` that decode, with guesses or without, is counted
+    twice. Their inputs and what the driver keeps for them are left to the rest of the device, as is what the allocator
+    loses in gaps.
 
-    graphs: captured steps have memory of their own. They share it, but a large one cannot always use the pieces of
-    smaller ones: the peak of the step that decodes (the first) is counted twice for them. Their inputs and what the
-    driver keeps for them are left to the rest of the device, as is what the allocator loses in gaps.
+    steps: those measured. widest: tokens of a step with guesses, if larger ones are not captured.
     """
-    needed = max(measured.peaks) + (2 * measured.peaks[0] if graphs else 0)
+    peaks = [0]
+    for peak, (plan, _) in zip(measured.peaks, steps, strict=True):
+        wide = plan.num_tokens > len(plan.rows)
+        if all(row.num_tokens == 1 for row in plan.rows):
+            peaks.append(peak * min(widest, plan.num_tokens) // plan.num_tokens if wide and widest else peak)
+    return 2 * max(peaks)
+
+
+def bytes_for_cache(measured: Measured, memory_percent: float, of_graphs: int) -> int:
+    """What is left for the cache of memory_percent of the device, maybe less than nothing. of_graphs: bytes."""
+    needed = max(measured.peaks) + of_graphs
     return int(measured.total * memory_percent // 100) - measured.in_use - needed
 
 
 def profiled_blocks(
-    measured: Measured, config: EngineConfig, each: int, num_groups: int, longest: int, graphs: bool
+    measured: Measured, config: EngineConfig, each: int, num_groups: int, longest: int, of_graphs: int = 0
 ) -> int:
     """Blocks of `each` so many bytes that are paid for, but no more than max_num_seqs sequences of the longest need in
-    num_groups KV groups. ConfigError with the numbers if that is not one."""
-    left = bytes_for_cache(measured, config.memory_percent, graphs)
+    num_groups KV groups. of_graphs: bytes. ConfigError with the numbers if that is not one."""
+    left = bytes_for_cache(measured, config.memory_percent, of_graphs)
     if left < each:
-        in_graphs = f" CUDA graphs {2 * measured.peaks[0] / 2**20:,.1f} MiB," if graphs else ""
+        in_graphs = f" CUDA graphs {of_graphs / 2**20:,.1f} MiB," if of_graphs else ""
         raise ConfigError(
             f"no memory is left for keys and values: {config.memory_percent:g} % (memory_percent) of "
             f"{measured.total / 2**20:,.1f} MiB are to be used; weights and other users of the device have "

@@ -15,9 +15,9 @@ step without any takes is measured every PLAIN_AFTER steps, if guesses leave non
 
 It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So it is
 judged as a whole (`Payoff`): where the tokens that it adds would not take the target LEAST_WON more time than it takes
-itself, prompts included, it is switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at most
-MOST_LOST of the time. What wins less than that may as well lose on another day: the host's work for guesses, and the
-noise of a machine, are about as much.
+itself, prompts included, it is switched off (`StepPlan.keeps_up`), and for so long that all trials together cost at
+most MOST_LOST of the time. What wins less than that may as well lose on another day: the host's work for guesses, and
+the noise of a machine, are about as much.
 Requests that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early
 exit guess from what the target computed in the step before: they are judged alike, and a later trial is with all
 requests, from its second step on.
@@ -336,10 +336,12 @@ class Adapting(Drafting):
             self.payoff.add(rows, num_given, seconds, spent, num_given * self._prompt_seconds_of_a_token(plan) / rows)
 
     def _prompt_seconds_of_a_token(self, plan: StepPlan) -> float:
-        """Of a model, for a token of each row: what its prompt took, over the tokens that the request is likely to give."""
+        """Of a model, for a token of each row: what its prompt took, over the tokens that its request may give."""
         usual = statistics.fmean(self._lengths) if self._lengths else math.inf
         asked = {name: self._requests[name].sampling.max_tokens for name in self._prompts}
-        return sum(self._prompts.get(row.request_id, 0.0) / min(usual, asked.get(row.request_id, 1)) for row in plan.rows)
+        return sum(
+            self._prompts.get(row.request_id, 0.0) / min(usual, asked.get(row.request_id, 1)) for row in plan.rows
+        )
 
     def _finish(self, request: Request, reason: str) -> None:
         super()._finish(request, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
-from reference_impl.annexes.sizing.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
+from reference_impl.annexes.sizing.profile import (
+    HUNGRY,
+    Measured,
+    bytes_for_cache,
+    bytes_of_graphs,
+    profiled_blocks,
+    worst_steps,
+)
 from reference_impl.assembly import sizes
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec
@@ -87,19 +95,30 @@ def test_counting_counts() -> None:
 
 def test_the_arithmetic() -> None:
     measured = Measured(total=1000, in_use=300, peaks=(20, 80, 100))
-    assert bytes_for_cache(measured, 90, graphs=False) == 900 - 300 - 100
-    assert bytes_for_cache(measured, 90, graphs=True) == 900 - 300 - 100 - 2 * 20
-    assert bytes_for_cache(measured, 30, graphs=False) == -100
+    assert bytes_for_cache(measured, 90, of_graphs=0) == 900 - 300 - 100
+    assert bytes_for_cache(measured, 90, of_graphs=40) == 900 - 300 - 100 - 40
+    assert bytes_for_cache(measured, 30, of_graphs=0) == -100
+
+
+def test_graphs_have_twice_the_memory_of_the_largest_step_that_is_captured() -> None:
+    config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=64, block_size=16)
+    plain = worst_steps(config, [SPEC], longest=40, vocab=61, room=100)
+    assert bytes_of_graphs(Measured(1000, 0, (20, 90, 80)), plain) == 2 * 20
+    drafting = worst_steps(replace(config, num_drafts=9), [SPEC], longest=40, vocab=61, room=100)
+    measured = Measured(1000, 0, (20, 90, 80, 100))
+    assert bytes_of_graphs(measured, drafting) == 2 * 100
+    assert bytes_of_graphs(measured, drafting, widest=25) == 2 * 50, "of 50 tokens"
+    assert bytes_of_graphs(measured, drafting, widest=512) == 2 * 100
 
 
 def test_what_is_left_buys_whole_blocks_but_no_more_than_all_seats_need() -> None:
     config = EngineConfig(max_num_seqs=3, block_size=16)
     for spare in (0, BLOCK - 1):
         measured = Measured(100 * BLOCK, 80 * BLOCK - spare, (BLOCK, 3 * BLOCK, BLOCK))
-        assert profiled_blocks(measured, config, BLOCK, 1, 1000, graphs=False) == 7
-        assert profiled_blocks(measured, config, BLOCK, 1, 1000, graphs=True) == 5
-    assert profiled_blocks(measured, config, BLOCK, 1, 17, graphs=False) == 3 * 2
-    assert profiled_blocks(measured, config, BLOCK, 1, 15, graphs=False) == 3
+        assert profiled_blocks(measured, config, BLOCK, 1, 1000, of_graphs=0) == 7
+        assert profiled_blocks(measured, config, BLOCK, 1, 1000, of_graphs=2 * BLOCK) == 5
+    assert profiled_blocks(measured, config, BLOCK, 1, 17) == 3 * 2
+    assert profiled_blocks(measured, config, BLOCK, 1, 15) == 3
 
 
 def test_nothing_left_is_said_with_the_numbers() -> None:
@@ -110,7 +129,7 @@ def test_nothing_left_is_said_with_the_numbers() -> None:
         r"Lower max_num_batched_tokens or max_num_seqs, raise memory_percent"
     )
     with pytest.raises(ConfigError, match=expected):
-        profiled_blocks(measured, EngineConfig(), BLOCK, 1, 1000, graphs=True)
+        profiled_blocks(measured, EngineConfig(), BLOCK, 1, 1000, of_graphs=20 << 20)
 
 
 def test_the_worst_steps_use_the_whole_budget_and_all_seats_and_everybody_samples() -> None:
