@@ -183,10 +183,10 @@ class CompiledDecoder(Decoder):
         cos, sin = self.rotary.cos_sin.index_select(1, position).unbind()
         q, k, v = run("before", [layers[0].qkv], x, cos, sin, *_norms_of(layers[0]))
         for layer, following in itertools.pairwise(layers):
-            attended, rest = attend(q, k, v, layer.index).flatten(1), (cos, sin, *_norms_of(following))
+            attended, rest = attend(q, k, v, layer.index).flatten(1).contiguous(), (cos, sin, *_norms_of(following))
             linears = [*_behind_attention(layer), _module(following, "qkv")]
             x, q, k, v = run("between", linears, attended, x, layer.mlp_norm, *rest)
-        attended = attend(q, k, v, layers[-1].index).flatten(1)
+        attended = attend(q, k, v, layers[-1].index).flatten(1).contiguous()
         found: Tensor = run("end", _behind_attention(layers[-1]), attended, x, layers[-1].mlp_norm, self.norm)
         return found
 

@@ -16,6 +16,7 @@ from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
+from reference_impl.core.attention import TorchAttention
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
 
@@ -87,7 +88,7 @@ def test_guesses_by_the_first_layers_are_of_those_alone(pair: tuple[Decoder, Com
     assert texts(compiled, **options) == texts(plain)
 
 
-def test_the_number_of_threads_is_that_of_each_call(pair: tuple[Decoder, CompiledDecoder]) -> None:
+def test_texts_do_not_depend_on_the_number_of_threads(pair: tuple[Decoder, CompiledDecoder]) -> None:
     _, compiled = pair
     before = torch.get_num_threads()
     try:
@@ -158,3 +159,38 @@ def test_what_is_not_compiled_is_refused_with_the_reason(random_model: Callable[
     expected = r"expects a C\+\+ compiler \(g\+\+ or clang\+\+"
     with config.patch("cpp.cxx", ("no-such-compiler",)), pytest.raises(ValueError, match=expected):
         compile_one_row(model)
+
+
+def test_an_attention_may_give_its_heads_in_any_strides(
+    pair: tuple[Decoder, CompiledDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled functions read memory as it lay when they were compiled."""
+    _, compiled = pair
+    expected, attend = texts(compiled), TorchAttention.forward
+
+    def spread(*args: Any) -> torch.Tensor:
+        out = attend(*args)
+        wide = out.new_full((*out.shape, 2), torch.nan)
+        wide[..., 0] = out
+        return wide[..., 0]
+
+    monkeypatch.setattr(TorchAttention, "forward", spread)
+    assert texts(compiled) == expected
+
+
+@pytest.mark.parametrize("with_method", [False, True])
+def test_weights_may_be_replaced_by_others(pair: tuple[Decoder, CompiledDecoder], with_method: bool) -> None:
+    plain, compiled = pair
+    before, linears = texts(compiled), [model.layers[0].o for model in pair]
+    kept = [(linear.method, dict(linear.params)) for linear in linears]
+    try:
+        for linear in linears:
+            linear.params["weight"] = linear.params["weight"] * -3
+        if with_method:
+            linears[1].method = Rows(linears[1].params["weight"].dtype)
+        assert texts(compiled) == texts(plain) != before
+    finally:
+        for linear, (method, params) in zip(linears, kept, strict=True):
+            linear.method = method
+            linear.params.update(params)
+    assert texts(compiled) == before
