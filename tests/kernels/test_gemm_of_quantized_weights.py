@@ -61,7 +61,7 @@ def test_codes_that_are_no_nibbles_and_groups_that_do_not_divide_are_refused() -
         gemm_w4a16(x, packed, scales_of(1, 5), group_size=64)
     with pytest.raises(ValueError, match="x in 16 bits and groups of 32, 64 or 128"):
         gemm_w4a16(x.float(), packed, scales_of(1, 5))
-    with pytest.raises(ValueError, match="expected packed codes in uint8, .* got torch.int8"):  # its sign would be spread
+    with pytest.raises(ValueError, match="expected packed codes in uint8, .* got torch.int8"):
         gemm_w4a16(x, packed.view(torch.int8), scales_of(1, 5))
 
 
