@@ -178,8 +178,8 @@ print("E4M3, the last eight:", values_of(4, 3, bias=7)[-8:])
 # value is 448. <!-- printed: scratch-float -->
 #
 # Both are standards of the Open Compute Project (**OCP**), and so are its **MX** formats: 32 values share a scale that is
-# a power of two (E8M0: eight exponent bits and nothing else). MXFP4 has E2M1 values, MXFP8 has E4M3. The 6-bit floats
-# (FP6) are of this family, too. All formats of this chapter, and those that they are compared with:
+# a power of two (E8M0: eight exponent bits and nothing else). MXFP4 has E2M1 values, MXFP8 E4M3 or E5M2 (here: E4M3). The
+# 6-bit floats (FP6) are of this family, too. All formats of this chapter, and those that they are compared with:
 
 # %% name="scratch-formats"
 FLOATS = {  # exponent bits, mantissa bits, and what is left of the largest exponent for numbers

@@ -226,7 +226,7 @@ def check_neighbours(
             f"{num_rows} rows"
         )
     if residual is not None and (
-        residual.shape != out.shape or residual.stride(1) != 1 or residual.dtype is not out.dtype
+        residual.shape != out.shape or (len(out) and residual.stride(1) != 1) or residual.dtype is not out.dtype
     ):
         raise ValueError(
             f"expected a residual {list(out.shape)} of {out.dtype} with contiguous rows, got {list(residual.shape)} of "

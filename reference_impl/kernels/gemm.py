@@ -229,7 +229,8 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile | 
 def check_operands(x: Tensor, weight: Tensor, row: int, bias: Tensor | None = None) -> None:
     """Raises ValueError unless a row of the weight has `row` elements, rows of both are contiguous, and so is a bias,
     which has an element for each row."""
-    if weight.shape[1] != row or x.stride(1) != 1 or weight.stride(1) != 1:
+    lies_in_rows = not len(x) or x.stride(1) == 1  # no row has any stride, as what torch makes of an empty array
+    if weight.shape[1] != row or not lies_in_rows or weight.stride(1) != 1:
         raise ValueError(
             f"expected x [tokens, in] and a weight [out, {row}], both contiguous along their rows, got x "
             f"{list(x.shape)} with strides {x.stride()}, a weight {list(weight.shape)} with {weight.stride()}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -133,6 +134,8 @@ def check_four_bits(x: Tensor, packed: Tensor, scales: Tensor, group_size: int, 
             f"expected x in 16 bits and groups of 32, 64 or 128 that divide in = {in_features}, got {x.dtype} and "
             f"groups of {group_size}"
         )
+    if packed.dtype is not torch.uint8:
+        raise ValueError(f"expected packed codes in uint8, as pack_int4 gives them, got {packed.dtype}")
     check_operands(x, packed, in_features // 2, bias)
     check_groups(scales, in_features // group_size, len(packed))
 

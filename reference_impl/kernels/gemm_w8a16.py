@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -87,6 +88,8 @@ def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor, *, tile: Tile | None =
     tile: by default the one `choose` returns. Where groups are shorter than its steps, the steps become shorter, too.
     """
     (num_tokens, in_features), out_features, num_groups = x.shape, len(weight), len(scales)
+    if weight.dtype is not torch.int8 or not num_groups:
+        raise ValueError(f"expected a weight in int8 and scales of one group or more, got {weight.dtype}, {num_groups}")
     check_operands(x, weight, in_features)
     check_groups(scales, num_groups, out_features)
     tile, group_size = tile or choose(TILES, num_tokens, out_features, architecture()), in_features // num_groups

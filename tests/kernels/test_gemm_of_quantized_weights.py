@@ -16,6 +16,7 @@ from reference_impl.kernels.gemm_w4a16 import TILES as W4_TILES
 from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 from reference_impl.kernels.gemm_w8a16 import TILES as W8_TILES
 from reference_impl.kernels.gemm_w8a16 import gemm_w8a16
+from reference_impl.kernels.quantize_rows import quantize_rows_int8
 from reference_impl.kernels.reference import pack_int4, unpack_int4
 from tests.kernels.paged import DEVICE, check
 from tests.kernels.test_gemm_kernels import inside_nan, normal
@@ -60,6 +61,8 @@ def test_codes_that_are_no_nibbles_and_groups_that_do_not_divide_are_refused() -
         gemm_w4a16(x, packed, scales_of(1, 5), group_size=64)
     with pytest.raises(ValueError, match="x in 16 bits and groups of 32, 64 or 128"):
         gemm_w4a16(x.float(), packed, scales_of(1, 5))
+    with pytest.raises(ValueError, match="expected packed codes in uint8, .* got torch.int8"):
+        gemm_w4a16(x, packed.view(torch.int8), scales_of(1, 5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,6 +137,10 @@ def test_groups_of_eight_bits_that_a_step_cannot_respect_are_refused() -> None:
         gemm_w8a16(x, weight, scales_of(6, 5))
     with pytest.raises(ValueError, match=r"expected scales or zeros .* = \[1, 5\]"):
         gemm_w8a16(x, weight, scales_of(1, 4))
+    with pytest.raises(ValueError, match="expected a weight in int8 .* got torch.uint8"):
+        gemm_w8a16(x, weight.view(torch.uint8), scales_of(1, 5))
+    with pytest.raises(ValueError, match="scales of one group or more, got torch.int8, 0"):
+        gemm_w8a16(x, weight, scales_of(0, 5))
 
 
 # Both
@@ -142,6 +149,9 @@ def test_groups_of_eight_bits_that_a_step_cannot_respect_are_refused() -> None:
 def test_no_tokens_launch_nothing() -> None:
     assert gemm_w4a16(normal(0, 128), pack_int4(integers(5, 128)), scales_of(1, 5)).shape == (0, 5)
     assert gemm_w8a16(normal(0, 64), integers(5, 64).to(torch.int8), scales_of(1, 5)).shape == (0, 5)
+    empty = torch.empty_strided((0, 64), (0, 0), dtype=torch.float16, device=DEVICE)  # as of an empty array of NumPy
+    assert gemm_w8a16(empty, integers(5, 64).to(torch.int8), scales_of(1, 5)).shape == (0, 5)
+    assert quantize_rows_int8(empty)[0].shape == (0, 64)
 
 
 def test_every_gpu_has_tiles_for_weights_of_few_bits() -> None:

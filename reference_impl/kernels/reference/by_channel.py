@@ -51,7 +51,7 @@ def write_by_channel(
     keeps: bool = True,
 ) -> None:
     """Rows as of `flash_attention`; k, v [num_tokens, num_kv_heads, head_dim], slot_mapping [num_tokens]: of the new
-    tokens; seats [num_rows]: where each row's open blocks lie.
+    tokens; seats [num_rows]: where each row's open blocks lie. k and v have to be finite where a block is full.
 
     rounds: writes the blocks that the step fills, from the new tokens and those that were open. keeps: puts a row's new
     tokens of its last open_blocks blocks among the open ones. Attention of rows that go on beyond these comes between

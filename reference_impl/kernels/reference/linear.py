@@ -150,8 +150,8 @@ def gemm_fp4(x: Tensor, packed: Tensor, scales: Tensor, tensor_scale: Tensor | N
     """x W^T with W = value of the code x scale of its group (x tensor_scale of its output); y in the dtype of x.
 
     packed [out, in / 2] of `pack_int4(codes, 64)`, codes of e2m1: 8 for a minus, and the place among `E2M1`. NVFP4:
-    scales [out, in / 16] bytes of e4m3, never negative, with tensor_scale [out] float32. MXFP4: scales [out, in / 32]
-    bytes of e8m0, 2^(byte - 127), and no tensor_scale. in is a multiple of 64.
+    scales [out, in / 16] bytes of e4m3, never negative or NaN, with tensor_scale [out] float32. MXFP4: scales [out,
+    in / 32] bytes of e8m0, 2^(byte - 127) with bytes up to 254, and no tensor_scale. in is a multiple of 64.
     """
     values = torch.tensor((*E2M1, *(-value for value in E2M1)), device=x.device, dtype=torch.float32)
     numbers = values[unpack_int4(packed, FP4_STEP).int()]

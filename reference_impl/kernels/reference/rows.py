@@ -74,7 +74,8 @@ def rotate_and_write(
 
     A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too. One
     of 4 bits, uint8 with head_dim / 2 bytes a head, has them in float16, [num_blocks, block_size, num_kv_heads, 2]: see
-    `to_four_bits`. Raises ValueError if they are missing, or given for another cache.
+    `to_four_bits`. For both k and v have to be finite: the largest magnitude beside a NaN is NaN here, in the kernel
+    that of the other numbers. Raises ValueError if scales are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
         raise ValueError(
