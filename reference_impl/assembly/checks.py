@@ -8,9 +8,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import FollowsOptions, Parts
 from reference_impl.assembly.speculation import BY_ITSELF, tree_of
+from reference_impl.core.scheduler import Scheduler as CoreScheduler
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
@@ -40,8 +42,8 @@ _BELONGS = (
 )  # fmt: skip
 
 # (an option, values of it that ask for nothing, a part): only the engine's own part of this kind reads the option.
-# What a custom scheduler makes of `preemption` and `max_num_batched_tokens` is not looked into: cache and sizing read
-# them, too. Parts.prefix_index is what there is in place of whatever `prefix_cache` names.
+# Options that others read, too: `check_scheduler`. Parts.prefix_index is what there is in place of whatever
+# `prefix_cache` names.
 READ_BY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("sampling_noise", ("one-number",), "sampler"), ("sampling_noise", ("one-number",), "executor"),
     ("acceptance", ("exact",), "executor"), ("batch_invariant", (False,), "executor"),
@@ -91,6 +93,24 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
         )
 
 
+def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
+    """ValueError where a custom scheduler is known to plan otherwise than is asked. Of one that has no max_num_seqs and
+    max_num_batched_tokens, and does not extend the core's, nothing is known."""
+    if scheduler is None:
+        return
+    given = f"Parts.scheduler, {type(scheduler).__name__}"
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        asked, own = getattr(config, name), getattr(scheduler, name, None)
+        is_asked = asked != EngineConfig.__dataclass_fields__[name].default
+        if isinstance(own, int) and (own != asked if is_asked else own > asked):
+            raise ValueError(f"{name}={asked}, and {given}, has {own}: give both the same number")
+    if config.preemption == "swap" and isinstance(scheduler, CoreScheduler) and not isinstance(scheduler, Swapping):
+        raise ValueError(
+            f"preemption='swap' needs a scheduler that swaps (annexes/swap/scheduling.py), and {given}, drops what it "
+            "preempts: extend Swapping, use preemption='recompute', or leave the scheduler out"
+        )
+
+
 def check_members(parts: Parts) -> None:
     """ConfigError where a part lacks what the engine calls, or is a class and no object of it."""
     for name, protocol in _PROTOCOLS.items():
@@ -120,6 +140,10 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         raise ValueError(
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
             "Parts(host_proposer=...), a draft model, Parts(draft_model=...), or num_drafts=0"
+        )
+    if config.adaptive_drafts == "on" and not config.num_drafts:
+        raise ValueError(
+            "adaptive_drafts='on' is for guesses, and there are none: name a method, speculative=..., or leave it out"
         )
     stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
     if parts.host_proposer is not None and config.overlap == "on" and stages == 1:

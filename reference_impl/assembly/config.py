@@ -35,7 +35,7 @@ class EngineConfig:
     neither has an effect.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
-    with sliding windows, which cannot share prefixes.
+    with sliding windows, which cannot share prefixes. Parts.prefix_index stands in place of each of them, "off", too.
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
     seed: where it is given, requests without a seed of their own get one that follows from it and from how many came

@@ -33,6 +33,7 @@ class Made:
         config, parts = with_proposer(config, parts)
         checks.check_members(parts)
         checks.check_options(config, parts)
+        checks.check_scheduler(config, parts.scheduler)
         checks.check_drafts(config, parts)
         self.model, self.config = model, config
         self.max_model_len = sizes.max_model_len(model, config)

@@ -16,6 +16,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.ranking import FirstCome
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import SwapsOut
 from tests.engine.test_abilities import PlainKV
 
@@ -98,6 +99,35 @@ def test_an_executor_that_was_made_with_the_options_loses_none(random_model: Cal
     own.executor.follows_options = False  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"Parts\.executor, LocalExecutor, is given"):
         Engine(model, own.config, Parts(executor=own.executor))
+
+
+def test_a_scheduler_that_plans_otherwise_than_is_asked_is_refused(random_model: Callable) -> None:
+    model = random_model("float64")
+    own = Engine(model, EngineConfig(num_blocks=20))
+    mine = Parts(scheduler=Scheduler(own.kv, 4, 100), kv_manager=own.kv, block_pool=own.block_pool)
+    for options, expected in (
+        ({"max_num_seqs": 8}, r"max_num_seqs=8, and Parts\.scheduler, Scheduler, has 4: give both the same number"),
+        ({"max_num_seqs": 2}, r"max_num_seqs=2, and Parts\.scheduler, Scheduler, has 4"),
+        ({"max_num_batched_tokens": 50}, r"max_num_batched_tokens=50, and Parts\.scheduler, Scheduler, has 100"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            Engine(model, EngineConfig(num_blocks=20, **options), mine)
+    larger = Scheduler(own.kv, 65, 100)  # than EngineConfig.max_num_seqs, for which the worker has slots
+    with pytest.raises(ValueError, match=r"max_num_seqs=64, and Parts\.scheduler, Scheduler, has 65"):
+        Engine(model, EngineConfig(num_blocks=20), Parts(scheduler=larger))
+    for options in ({}, {"max_num_seqs": 4, "max_num_batched_tokens": 100}):
+        assert Engine(model, EngineConfig(num_blocks=20, **options), mine).scheduler is mine.scheduler
+    with pytest.raises(
+        ValueError, match=r"preemption='swap' needs .* Scheduler, drops what it preempts: extend Swapping"
+    ):
+        Engine(model, EngineConfig(preemption="swap"), Parts(scheduler=mine.scheduler))
+    swapping = Parts(scheduler=Engine(model, EngineConfig(num_blocks=20, preemption="swap")).scheduler)
+    Engine(model, EngineConfig(num_blocks=20, preemption="swap"), swapping)
+
+
+def test_adaptive_drafts_without_drafts_are_refused(random_model: Callable) -> None:
+    with pytest.raises(ValueError, match="adaptive_drafts='on' is for guesses, and there are none"):
+        Engine(random_model("float64"), EngineConfig(num_blocks=20, adaptive_drafts="on"))
 
 
 def test_a_manager_that_cannot_swap_is_refused_where_it_should(random_model: Callable) -> None:

@@ -364,6 +364,45 @@ def test_a_proposer_of_another_shape_and_a_worker_without_one_say_so(model, text
     assert [row.length for row in opened.rows] == [3]
 
 
+@pytest.mark.parametrize(
+    ("guess", "message"),
+    [
+        (lambda rows, k: torch.full((rows, k), 0.5), r"expected tokens, which are int64, on cpu; got torch.float32"),
+        (lambda rows, k: torch.ones(rows, k, dtype=torch.bool), "got torch.bool on cpu"),
+        (lambda rows, k: torch.zeros(rows, k, dtype=torch.int64, device="meta"), "got torch.int64 on meta"),
+    ],
+)
+def test_guesses_that_are_no_tokens_or_lie_elsewhere_are_refused(model, guess, message: str) -> None:
+    class Guesses(Silent):
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            found: torch.Tensor = guess(len(slots), k)
+            return found
+
+    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=3), Parts(proposer=Guesses()))
+    engine.add(prompt("greedy"), SamplingParams(max_tokens=9, seed=1))
+    engine.step()
+    with pytest.raises(ValueError, match=message):
+        engine.step()
+
+
+class Silent:
+    def opened(self, slot: Any) -> None: ...
+    def closed(self, slot: int) -> None: ...
+
+
+def test_what_a_proposer_writes_into_what_it_is_given_is_no_text(model, texts) -> None:
+    class Scribbles(Silent):
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            found = tokens[slots, lengths - 1].long()[:, None].expand(-1, k).clone()
+            tokens.fill_(3)
+            lengths.fill_(1)
+            slots.fill_(0)
+            return found
+
+    engine = Engine(model, EngineConfig(num_blocks=64, num_drafts=3), Parts(proposer=Scribbles()))
+    assert {name: request.tokens for name, request in serve(engine, ASKED).items()} == texts
+
+
 def test_blocks_for_drafts_must_be_there(model) -> None:
     request = Request("a", list(range(16)), 15, SamplingParams(), 0, 0.0, num_computed_tokens=15, block_tables=[[0]])
     with pytest.raises(IndexError, match="holds 1 blocks; its step ends at position 18, which takes 2 of 16 tokens"):
@@ -453,6 +492,31 @@ def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> N
     parts = Parts(host_proposer=Guesses(), scheduler=Scheduler(own.kv, 4, 64), kv_manager=own.kv)
     with pytest.raises(ValueError, match=r"Parts\.host_proposer is for the engine's own scheduler"):
         Engine(model, EngineConfig(num_blocks=8), parts)
+
+
+@pytest.mark.parametrize("change", ["a token", "the list", "its length"])
+def test_a_host_proposer_that_changes_the_text_is_refused_and_the_text_stays(model, change: str) -> None:
+    class Changes:
+        def propose(self, request: Request, k: int) -> list[int]:
+            other = [*request.tokens[:-1], (request.tokens[-1] + 1) % VOCAB]
+            if change == "a token":
+                request.tokens[:] = other
+            elif change == "the list":
+                request.tokens = other
+            else:
+                request.tokens.append(1)
+            return [1]
+
+    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=2), Parts(host_proposer=Changes()))
+    request = engine.add([1, 2], SamplingParams(max_tokens=9, temperature=0), "a")
+    engine.step()
+    before, text = request.tokens, list(request.tokens)
+    with pytest.raises(
+        ValueError, match="Changes.propose changed the tokens of request 'a', which are only to be read"
+    ):
+        engine.step()
+    assert request.tokens is before
+    assert before == text
 
 
 def test_a_host_proposer_may_give_anything_that_ends_or_not(model, plain, texts) -> None:

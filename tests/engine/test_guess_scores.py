@@ -14,6 +14,7 @@ from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_n
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts, is_right_always
 from tests.engine.test_drafts import ASKED, serve
@@ -85,6 +86,23 @@ def test_a_sound_draft_is_not_named(target, caplog: pytest.LogCaptureFixture) ->
     serve(engine, MOVED)
     assert engine.num_broken_guesses == 0
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("kind", "name"), [("model", "Decoder"), ("heads", "MedusaHeads"), ("grown", "FeatureHead")])
+@pytest.mark.parametrize("fault", ["a column", "a row"])
+def test_logits_of_another_shape_are_refused_by_name(target, random_model, kind: str, name: str, fault: str) -> None:
+    layer = random_model("float64", num_hidden_layers=1)
+    draft = {"model": copy.copy(target), "heads": random_heads()}.get(kind) or random_head(layer)
+    right = draft.logits
+    draft.logits = lambda h: right(h)[:, :-1] if fault == "a column" else right(h).repeat(2, 1)  # type: ignore[method-assign]
+    options = {"speculative": "eagle", "draft_tree": "dynamic"} if kind == "grown" else {"num_drafts": 2}
+    engine = Engine(target, EngineConfig(num_blocks=30, **options), Parts(draft_model=draft))
+    engine.add([1, 2, 3], SamplingParams(max_tokens=20, temperature=0))
+    engine.step()
+    with pytest.raises(
+        ValueError, match=rf"{name}.logits: expected \[\d, 61\], a row for each of .* got \[\d, 6[01]\]"
+    ):
+        engine.step()
 
 
 def test_tokens_that_are_ruled_out_are_no_broken_numbers() -> None:

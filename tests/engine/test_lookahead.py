@@ -221,6 +221,8 @@ def test_in_two_processes() -> None:
     ("options", "expected"),
     [
         ({"lookahead": (3, 3)}, "expected three integers"),
+        ({"lookahead": 5}, "expected three integers, .*, got 5"),
+        ({"lookahead": None}, "expected three integers, .*, got None"),
         ({"lookahead": (3, 1, 3)}, r"at least \(1, 2, 1\)"),
         ({"lookahead": (20, 3, 12)}, "up to 63 guesses, got 20, 3 and 12: 64 guesses"),
         ({"lookahead": (3, 3, 3), "speculative": "ngram"}, "is for speculative='lookahead', and it is 'ngram'"),

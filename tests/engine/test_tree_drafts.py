@@ -479,6 +479,11 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
     ("options", "expected"),
     [
         ({"draft_tree": (2, 0)}, "a tree of guesses: expected how many children"),
+        ({"draft_tree": 5}, "expected how many children .*, got 5"),
+        ({"draft_tree": [["a"]]}, r"or paths such as .*, got \[\['a'\]\]"),
+        ({"draft_tree": ((0.5,),)}, r"or paths such as .*, got \(\(0.5,\),\)"),
+        ({"draft_tree": ((0,), (True,))}, r"or paths such as .*, got \(\(0,\), \(True,\)\)"),
+        ({"draft_tree": ((0,), (0,), (1,))}, r"expected each path once, got \(0,\) 2 times"),
         ({"draft_tree": (9, 9)}, "at most 63 nodes"),
         ({"draft_tree": (2, 2), "speculative": "off"}, "expected 'eagle' .*, or no draft_tree"),
         ({"draft_tree": (2, 2), "speculative": "draft"}, "expected 'eagle' .*, or no draft_tree"),

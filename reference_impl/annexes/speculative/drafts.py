@@ -21,6 +21,8 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import Proposer, Step
 
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
     """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
@@ -44,24 +46,28 @@ def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
     }
 
 
-def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, vocab_size: int) -> Tensor:
-    """[D] int64: the guesses. ValueError if they are not [R, k] or, on a CPU, not of the vocabulary; a GPU, which would
-    have to be waited for, fails by itself."""
+def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, vocab_size: int, longest: int) -> Tensor:
+    """[D] int64: the guesses. longest: positions of the longest of these rows, or a bound. ValueError if they are not
+    whole numbers, [R, k], on the same device, or, on a CPU, not of the vocabulary; a GPU, which would have to be waited
+    for, fails by itself.
+
+    The proposer is given copies: what it writes into them would otherwise be the text that the model reads."""
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
-    guesses = proposer.propose(rows, lengths, slots.tokens, k)
+    guesses = proposer.propose(rows.clone(), lengths, slots.tokens[:, :longest].clone(), k)
+    expected = f"{type(proposer).__name__}.propose: expected"
     if not isinstance(guesses, Tensor) or guesses.shape != (len(rows), k):
         got = list(guesses.shape) if isinstance(guesses, Tensor) else type(guesses).__name__
+        raise ValueError(f"{expected} {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], got {got}")
+    if guesses.dtype not in _WHOLE or guesses.device != rows.device:
         raise ValueError(
-            f"{type(proposer).__name__}.propose: expected {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], "
-            f"got {got}"
+            f"{expected} tokens, which are int64, on {rows.device}; got {guesses.dtype} on {guesses.device}: return "
+            "guesses.to(slots.device, torch.int64), if these are tokens"
         )
     found = guesses.to(torch.int64)[row, nth]
     if found.device.type == "cpu" and found.numel() and not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
         wrong = next(token for token in found.tolist() if not 0 <= token < vocab_size)
-        raise ValueError(
-            f"{type(proposer).__name__}.propose: expected tokens of the vocabulary [0, {vocab_size}), got {wrong}"
-        )
+        raise ValueError(f"{expected} tokens of the vocabulary [0, {vocab_size}), got {wrong}")
     return found
 
 

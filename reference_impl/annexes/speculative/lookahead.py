@@ -52,7 +52,8 @@ class Shape:
     @staticmethod
     def of(spec: Sequence[int]) -> Shape:
         """spec: as `DEFAULT`, which () stands for."""
-        if len(spec or DEFAULT) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in spec):
+        is_some = isinstance(spec, Sequence) and len(spec or DEFAULT) == 3
+        if not is_some or any(isinstance(n, bool) or not isinstance(n, int) for n in spec):
             raise ValueError(
                 f"lookahead: expected three integers, columns, length of n-grams and candidates, got {spec!r}"
             )

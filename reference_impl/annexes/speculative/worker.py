@@ -150,7 +150,8 @@ class DraftRun(StepRun):
             if "draft.tokens" not in self.tensors:
                 assert w.proposer is not None
                 k, vocab = max(self.batch.drafts), w.model.config.vocab_size
-                self.tensors["draft.tokens"] = propose(w.proposer, w.slots, self.tensors, k, vocab)
+                longest = max(self.batch.context_lens)
+                self.tensors["draft.tokens"] = propose(w.proposer, w.slots, self.tensors, k, vocab, longest)
             put_drafts(w.slots, self.tensors)
         self.show_guesses()
         super().compute()
