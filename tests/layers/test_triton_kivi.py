@@ -27,7 +27,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from tests.engine import test_schedule_invariance as schedules
 from tests.engine.conftest import tapped_engine  # noqa: F401
-from tests.engine.test_kv_kivi import KINDS, PROMPTS, Wrong, alone, defined, greedy, serve
+from tests.engine.test_kv_kivi import KINDS, PROMPTS, Wrong, alone, defined, greedy, plant, serve
 from tests.executor.dense import TwinSampler, dense_model
 from tests.executor.tape import recorder
 from tests.layers.test_triton_attention import CROWDED, CROWDED_OPTIONS, DEVICE
@@ -89,6 +89,26 @@ def test_replayed_steps_write_the_text_of_the_definition(num_drafts: int, model:
     assert stats.replayed_steps > stats.graphs_captured > 1
     kept = [n for step in engine.trace.steps() for n in step.num_new_tokens]
     assert (max(kept) > 1) == bool(num_drafts)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_trees_of_guesses_write_the_text_of_the_definition(
+    replayed: bool, model: FusedDecoder, random_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose paths fill blocks, in each another one; launched one by one, and as graphs."""
+    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch"), p, 8, 4) for p in PROMPTS]
+    written = {f"r{i}": p + text for i, (p, text) in enumerate(zip(PROMPTS, texts, strict=True))}
+    config = EngineConfig(
+        kv_dtype="kivi", block_size=4, num_blocks=40, max_num_batched_tokens=90, max_num_seqs=4, attention="triton",
+        prefix_cache="off", overlap="off", speculative="lookahead", lookahead=(2, 5, 2), max_model_len=60,
+    )  # fmt: skip
+    engine = Engine(model, config, Parts(sampler=TwinSampler()))
+    plant(engine.executor, written, monkeypatch)
+    if replayed:
+        engine.executor.use_graphs(recorder(), 4, engine.max_model_len, engine.config.num_drafts)
+    assert serve(engine) == texts
+    assert (engine.executor.stats.replayed_steps > 1) == replayed
+    assert max(n for step in engine.trace.steps() for n in step.num_new_tokens) > 3
 
 
 def test_graphs_are_for_kernels_that_write_no_padding(model: FusedDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

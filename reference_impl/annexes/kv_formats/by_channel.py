@@ -128,6 +128,30 @@ class ByChannelKVCache(PagedKVCache):
             self._seats_of = batch, to_device(seats, self.data.device)["seats"]
         return self._seats_of[1]
 
+    def move_open(self, seats: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copies open tokens of requests, in all layers. All sources are read before any target is written. [tokens]
+        int64 each: sources and targets are positions, within the request's last open_blocks blocks; no target twice."""
+        at, to = (self._in_open(seats, positions) for positions in (sources, targets))
+        self.open.index_copy_(2, to, self.open.index_select(2, at))
+
+    def round_open(self, spec: KVSpec, seats: Tensor, begins: Tensor, blocks: Tensor) -> None:
+        """Rounds blocks of requests, in all layers of the spec, from what is open. [blocks] int64 each: begins are
+        positions; blocks say which of the pool, none twice."""
+        layers = list(spec.layers or range(spec.num_layers))
+        positions = begins[:, None] + torch.arange(self.block_size, device=begins.device)
+        at = self._in_open(seats[:, None], positions)
+        for which, convert, scales in (
+            (0, reference.channels_to_four_bits, self.key_scale),
+            (1, reference.to_four_bits, self.value_scale),
+        ):
+            codes, scale = convert(self.open[layers, which][:, at])  # [layers, blocks, block_size, num_kv_heads, ...]
+            self.data[: len(layers), which].index_copy_(1, blocks, codes)
+            scales[: len(layers)].index_copy_(1, blocks, scale)
+
+    def _in_open(self, seats: Tensor, positions: Tensor) -> Tensor:
+        ring = self.open_blocks * self.block_size
+        return seats * ring + positions % ring
+
     def _moves_of(self, batch: Batch) -> dict[str, Tensor]:
         if self._moves is None or self._moves[0] is not batch:
             seats = np.array([self._seats[name] for name in batch.request_ids])

@@ -48,12 +48,6 @@ def keeps_open_blocks(kv_cache: object) -> bool:
     return bool(getattr(kv_cache, "keeps_open_blocks", False))
 
 
-def refuse_trees(batch: Batch) -> None:
-    """ValueError for a step with a tree of guesses: there a place is no position."""
-    if batch.ancestors is not None:
-        raise ValueError("kv_dtype 'kivi': expected guesses in a chain, got a tree: use another kv_dtype")
-
-
 def extended(batch: Batch) -> Extended:
     """Of a batch with exact lengths on the host."""
     new, end = np.array(batch.query_lens), np.array(batch.context_lens)

@@ -81,7 +81,12 @@ CALLS |= {
 
 
 def _by_channel(
-    function: Callable[..., Any], head_dim: int, group: int = 4, block_size: int = 16, **options: Any
+    function: Callable[..., Any],
+    head_dim: int,
+    group: int = 4,
+    block_size: int = 16,
+    tree: bool = False,
+    **options: Any,
 ) -> Call:
     """The same rows, over a cache by channel. Of decoding rows one launch writes; of others one rounds, one keeps."""
     rows, kv_heads, blocks = 64, 8, 1000
@@ -102,7 +107,8 @@ def _by_channel(
         elif function is decode_by_channel:
             function(q, k, k, cache, seats, table, seq_lens, 4096, head_dim**-0.5, **options)
         else:
-            function(q, k, k, cache, seats, table, query_start_loc, seq_lens, head_dim**-0.5, **options)
+            trees = {"ancestors": empty(rows, dtype=torch.int64)} if tree else {}
+            function(q, k, k, cache, seats, table, query_start_loc, seq_lens, head_dim**-0.5, **options, **trees)
 
     return call
 
@@ -119,6 +125,16 @@ CALLS |= {
         ("soft cap", {"head_dim": 256, "softcap": 50.0}),
         ("blocks of 64", {"head_dim": 128, "block_size": 64}),
         ("blocks of 32", {"head_dim": 128, "block_size": 32}),
+    )
+}
+CALLS |= {
+    f"flash_by_channel, tree, {name}": _by_channel(flash_by_channel, tree=True, **options)
+    for name, options in (
+        ("head_dim 64", {"head_dim": 64}),
+        ("head_dim 128", {"head_dim": 128}),
+        ("head_dim 256", {"head_dim": 256}),
+        ("window", {"head_dim": 128, "window": 4096}),
+        ("blocks of 64", {"head_dim": 128, "block_size": 64}),
     )
 }
 CALLS |= {
