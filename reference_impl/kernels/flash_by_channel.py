@@ -6,8 +6,8 @@ block of its first query on, tokens as they are: the row's new ones, and those b
 each position in one of the two.
 
 In a tree of guesses a place in the row is no position, and what a block holds depends on the path: a block that guesses
-fill is read from no cache, but rounded anew for each path that has filled one, by each tile, for the queries beyond it.
-Such a tile reads up to 2 x 64 blocks more, of keys and values as they are.
+fill is read from no cache, but rounded anew for each path that has filled one, by each tile, for the queries beyond it:
+there keys are read twice, for a channel's scale and for its codes, and values once, as they are.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ def _nth_bit(low, high, n):
     word, place = tl.where(beyond, high, low), tl.where(beyond, 32, 0)
     n -= tl.where(beyond, in_low, 0)
     for halving in tl.static_range(5):
-        WIDTH: tl.constexpr = 16 >> halving
-        count = _num_bits(word & ((1 << WIDTH) - 1))
+        count = _num_bits(word & ((1 << (16 >> halving)) - 1))
         beyond = n >= count
-        word, place = tl.where(beyond, word >> WIDTH, word), place + tl.where(beyond, WIDTH, 0)
+        word, place = tl.where(beyond, word >> (16 >> halving), word), place + tl.where(beyond, 16 >> halving, 0)
         n -= tl.where(beyond, count, 0)
     return place
 
@@ -208,8 +207,8 @@ def _flash_by_channel(
                     key_pos, in_block = begin + s + n_range, (s + n_range < BLOCK_SIZE)[:, None]
                     inside, is_old = in_block & in_half[None, :], (key_pos < context_len)[:, None]
                     at = ((ring + key_pos % RING) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d_range[None, :]
-                    nth = _nth_bit(path_low, path_high, tl.maximum(key_pos - context_len, 0))
-                    new = (token + tl.minimum(nth, guess)).to(tl.int64)[:, None]
+                    new = _nth_bit(path_low, path_high, tl.maximum(key_pos - context_len, 0))
+                    new = (token + tl.minimum(new, guess)).to(tl.int64)[:, None]
                     at_k = new * stride_k_token + kv_head * stride_k_head + d_range[None, :]
                     key = either(open_keys, k, at, at_k, is_old, inside).to(tl.float32)
                     key_high = either(open_keys, k, at + HALF, at_k + HALF, is_old, inside).to(tl.float32)
@@ -219,17 +218,14 @@ def _flash_by_channel(
                     most_high = tl.maximum(most_high, tl.max(tl.where(in_block, key_high, float("-inf")), 0))
                 least, least_high = least.to(tl.float16).to(tl.float32), least_high.to(tl.float16).to(tl.float32)
                 step, step_high = _scale_of(most - least), _scale_of(most_high - least_high)
-                if guess < 32:
-                    bits = low_bits >> guess
-                else:
-                    bits = high_bits >> guess - 32
+                bits = low_bits >> guess if guess < 32 else high_bits >> guess - 32
                 beyond = (bits & 1 == 1) & (first + m_range != guess)
                 for s in range(0, BLOCK_SIZE, BLOCK_N):
                     key_pos, in_block = begin + s + n_range, s + n_range < BLOCK_SIZE
                     inside, is_old = in_block[:, None] & in_half[None, :], (key_pos < context_len)[:, None]
                     at = ((ring + key_pos % RING) * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d_range[None, :]
-                    nth = _nth_bit(path_low, path_high, tl.maximum(key_pos - context_len, 0))
-                    new = (token + tl.minimum(nth, guess)).to(tl.int64)[:, None]
+                    new = _nth_bit(path_low, path_high, tl.maximum(key_pos - context_len, 0))
+                    new = (token + tl.minimum(new, guess)).to(tl.int64)[:, None]
                     at_k = new * stride_k_token + kv_head * stride_k_head + d_range[None, :]
                     key = either(open_keys, k, at, at_k, is_old, inside).to(tl.float32) - least[None, :]
                     key = (_codes(key, step[None, :]).to(tl.float32) * step[None, :] + least[None, :]).to(query.dtype)

@@ -218,7 +218,7 @@ def test_a_guess_in_a_tree_reads_what_its_path_alone_would_have_written(
     block_size: int, window: int | None, softcap: float | None
 ) -> None:
     """Beside rows without a tree, and with the step's own blocks rounded by place, as the engine does it."""
-    longest = 64 if block_size > 8 else 34  # of fewer tokens many more fill blocks
+    longest = 64 if block_size > 8 else 16  # in smaller blocks many more tokens fill one
     rows = [(1, 33), (5, 40), (6, 3 * block_size + 4), (9, 9), (longest, longest + 19)]
     ancestors = trees(rows, plain=[0, 1])
     open_blocks = 1 + -(-64 // block_size)

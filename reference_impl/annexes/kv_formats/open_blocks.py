@@ -5,7 +5,8 @@ positions alone, not on when a block was rounded, so a prompt's chunks, decoding
 
     open      of each request that runs its last open_blocks blocks, in a ring: position p at p % (open_blocks x
               block_size). One block is enough without guesses; with k of them as many more as k tokens can begin, so
-              that where guesses were wrong the block that they began in is still there
+              that where guesses were wrong the block that they began in is still there. Guesses of a tree lie there
+              one behind the other, as if they were a chain
     extended  of each row of a step its new tokens, and before them those of the block that they begin in: from these
               its blocks are rounded when the row fills them, and its queries read their own blocks
 """

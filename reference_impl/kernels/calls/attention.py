@@ -81,12 +81,7 @@ CALLS |= {
 
 
 def _by_channel(
-    function: Callable[..., Any],
-    head_dim: int,
-    group: int = 4,
-    block_size: int = 16,
-    tree: bool = False,
-    **options: Any,
+    function: Callable[..., Any], head_dim: int, group: int = 4, block_size: int = 16, **options: Any
 ) -> Call:
     """The same rows, over a cache by channel. Of decoding rows one launch writes; of others one rounds, one keeps."""
     rows, kv_heads, blocks = 64, 8, 1000
@@ -107,8 +102,7 @@ def _by_channel(
         elif function is decode_by_channel:
             function(q, k, k, cache, seats, table, seq_lens, 4096, head_dim**-0.5, **options)
         else:
-            trees = {"ancestors": empty(rows, dtype=torch.int64)} if tree else {}
-            function(q, k, k, cache, seats, table, query_start_loc, seq_lens, head_dim**-0.5, **options, **trees)
+            function(q, k, k, cache, seats, table, query_start_loc, seq_lens, head_dim**-0.5, **options)
 
     return call
 
@@ -128,7 +122,7 @@ CALLS |= {
     )
 }
 CALLS |= {
-    f"flash_by_channel, tree, {name}": _by_channel(flash_by_channel, tree=True, **options)
+    f"flash_by_channel, tree, {name}": _by_channel(flash_by_channel, ancestors=empty(64, dtype=torch.int64), **options)
     for name, options in (
         ("head_dim 64", {"head_dim": 64}),
         ("head_dim 128", {"head_dim": 128}),

@@ -94,12 +94,11 @@ def flash_by_channel(
     softcap: float | None = None,
     ancestors: Tensor | None = None,
 ) -> Tensor:
-    """As `flash_attention`, of rows whose new tokens are k and v, and whose full blocks are written (`write_by_channel`,
-    rounds).
+    """As `flash_attention`, of rows whose new tokens are k and v, and whose full blocks are written
+    (`write_by_channel`, rounds).
 
-    ancestors: as there; of a row that is a tree the first token is known, the others are guesses. A guess reads the
-    blocks that its own path fills, the guesses before it and what lies before these, as rounding this path would give
-    them, and no block of the cache that a guess filled: in a tree a place is no position.
+    ancestors: as there; of a row that is a tree the first token is known, the others are guesses. A guess reads blocks
+    that its path fills as rounding them would give them: what the cache has there is of places, no positions.
     """
     out, size = torch.zeros_like(q), cache.keys.shape[1]
     for row, end in enumerate(seq_lens.tolist()):
@@ -134,9 +133,8 @@ def flash_by_channel(
         mask = torch.cat(sees, 1)
         if window is not None:
             mask = mask & (torch.cat(key_pos) > query_pos[:, None] - window)
-        every = (torch.cat(each).transpose(0, 1)[None] for each in (keys, values))
-        found = masked_attention(q[first:last].transpose(0, 1)[None], *every, mask, scale, softcap)
-        out[first:last] = found[0].transpose(0, 1)
+        query, key, value = (torch.cat(each).transpose(0, 1)[None] for each in ([q[first:last]], keys, values))
+        out[first:last] = masked_attention(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
     return out
 
 
