@@ -92,17 +92,20 @@ def test_replayed_steps_write_the_text_of_the_definition(num_drafts: int, model:
     assert (max(kept) > 1) == bool(num_drafts)
 
 
-@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("replayed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trees_of_guesses_write_the_text_of_the_definition(
-    replayed: bool, model: FusedDecoder, random_model, monkeypatch: pytest.MonkeyPatch
+    replayed: bool, random_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose paths fill blocks: launched one by one, beside rows without guesses; and as graphs."""
+    monkeypatch.setattr(graphs_module, "SHORTEST", 16)
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = dense_model(random_model("float32", device=DEVICE, kernels="triton", **small))
     prompts = [PROMPTS[2], PROMPTS[4]]
-    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch"), p, 6, 3) for p in prompts]
+    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch", **small), p, 6, 3) for p in prompts]
     written = {f"r{i}": p + text for i, (p, text) in enumerate(zip(prompts, texts, strict=True))}
     config = EngineConfig(
         kv_dtype="kivi", block_size=3, num_blocks=20, max_num_batched_tokens=30 if replayed else 10, max_num_seqs=2,
-        attention="triton", prefix_cache="off", overlap="off", speculative="lookahead", lookahead=(1, 4, 2),
+        attention="triton", prefix_cache="off", overlap="off", speculative="lookahead", lookahead=(1, 4, 1),
         max_model_len=40,
     )  # fmt: skip
     engine = Engine(model, config, Parts(sampler=TwinSampler()))
