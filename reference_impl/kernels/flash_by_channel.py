@@ -301,7 +301,8 @@ def tile_of(
     if element_size == 4 or tile["BLOCK_D"] <= 64:
         return tile, options
     if tile["BLOCK_D"] > 128 and gpu.name != "sm_90":
-        return tile | {"BLOCK_M": 32, "BLOCK_N": 16}, options | {"num_warps": 8 if tree else 4}
+        eight = tree and gpu.target.backend == "cuda"
+        return tile | {"BLOCK_M": 32, "BLOCK_N": 16}, options | {"num_warps": 8 if eight else 4}
     if tree and gpu.name == "sm_100":
         return tile | {"BLOCK_M": 32}, options
     if not gpu.is_large:
