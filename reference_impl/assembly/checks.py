@@ -11,7 +11,7 @@ from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import FollowsOptions, Parts
-from reference_impl.assembly.speculation import BY_ITSELF, tree_of
+from reference_impl.assembly.speculation import BY_ITSELF
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -198,18 +198,6 @@ def _check_open_blocks(asked: str, kv_cache: KVCache | None, attention: Attentio
                 f"{asked} {what} with {name} = True, as annexes/kv_formats has them, and "
                 f"{type(part).__name__} is none: leave it out, or use kv_dtype='int4' or 'auto'"
             )
-
-
-def check_open_blocks(config: EngineConfig) -> None:
-    """ConfigError for options that a cache with open blocks has not."""
-    stored = kv_format(config.kv_dtype)
-    if stored is None or not stored.keys_by_channel:
-        return
-    if tree_of(config) is not None:
-        raise ConfigError(
-            f"kv_dtype={config.kv_dtype!r} rounds the keys of positions in a row, and guesses are a tree, whose nodes "
-            "lie elsewhere: use guesses in a chain, or use kv_dtype='int4'"
-        )
 
 
 def check_page_store(store: PageStore | LayeredPageStore) -> None:

@@ -37,7 +37,6 @@ class Made:
         checks.check_drafts(config, parts)
         self.model, self.config = model, config
         self.max_model_len = sizes.max_model_len(model, config)
-        checks.check_open_blocks(config)
         checks.check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = sizes.make_kv_specs(self)
         check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)

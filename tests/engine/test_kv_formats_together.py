@@ -79,28 +79,31 @@ CROWDED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 14), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("guesses", ["medusa", "eagle", "ngram"])
+@pytest.mark.parametrize("guesses", ["medusa", "eagle", "eagle, tree", "lookahead", "ngram"])
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_texts_and_scores_are_those_of_a_request_alone(
     kv_dtype: Any, guesses: str, seeds: range, random_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A second engine finds the first one's pages on the disk; with a feature head there is no store."""
     model, parts, steps = random_model("float64", max_position_embeddings=128), dict[str, Any](), list[Any]()
-    config = EngineConfig(
-        kv_dtype=kv_dtype, speculative="ngram" if guesses == "ngram" else "off", num_drafts=3, adaptive_drafts="off",
-        **CROWDED,
-    )  # fmt: skip
+    how: dict[str, Any] = {"num_drafts": 3, "adaptive_drafts": "off"}
+    how |= {"speculative": "ngram"} if guesses == "ngram" else {}
+    if guesses == "lookahead":
+        how = {"speculative": "lookahead", "lookahead": (2, 3, 2)}
+    if guesses == "eagle, tree":
+        how = {"speculative": "eagle", "draft_tree": (3, 1, 1)}
+    config = EngineConfig(kv_dtype=kv_dtype, **how, **CROWDED)
     if guesses == "medusa":
         parts["draft_model"] = random_heads(3)
-    if guesses == "eagle":
+    if head := guesses.startswith("eagle"):
         one_layer = random_model("float64", max_position_embeddings=128, num_hidden_layers=1)
         parts["draft_model"] = random_head(one_layer)
     for seed in seeds:
         asked = drawn(seed)
         wanted = alone(model, kv_dtype, asked)
         arrivals = [random.Random(seed + 100).choice([0, 0, 2, 5]) * (i % 3) for i in range(len(asked))]
-        for _ in range(1 if guesses == "eagle" else 2):
-            store = None if guesses == "eagle" else FolderStore(tmp_path)
+        for _ in range(1 if head else 2):
+            store = None if head else FolderStore(tmp_path)
             engine = Engine(model, config, Parts(**parts, page_store=store))
             same(serve(engine, asked, arrivals), wanted)
             steps += engine.trace.steps()
@@ -108,7 +111,7 @@ def test_texts_and_scores_are_those_of_a_request_alone(
                 store.close()
     assert any(row.num_drafts for step in steps for row in step.rows)
     assert any(cached for step in steps for _, cached in step.admitted)
-    assert guesses == "eagle" or any(step.transfers.loads for step in steps)
+    assert head or any(step.transfers.loads for step in steps)
     assert any(step.preempted for step in steps)
     assert any(step.transfers.swap_in for step in steps)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -174,6 +175,59 @@ def test_blocks_of_any_size(block_size: int) -> None:
 def test_windows_and_soft_caps(window: int, softcap: float | None) -> None:
     check_decode(make([(1, n) for n in LENGTHS], 4, 2, 16, torch.float16), window=window, softcap=softcap)
     check_flash(make(RAGGED, 4, 2, 16, torch.float16), window=window, softcap=softcap)
+
+
+def trees(rows: Sequence[tuple[int, int]], plain: Sequence[int] = (), seed: int = 0) -> Tensor:
+    """What each token sees of its row: in a random tree behind its first token; 0 in rows that are none."""
+    random, found = torch.Generator().manual_seed(seed), list[int]()
+    for number, (queries, _) in enumerate(rows):
+        seen = [1]
+        for token in range(1, queries):
+            parent = int(torch.randint(max(0, token - 6), token, (), generator=random))
+            seen.append(seen[parent] | 1 << token)
+        found += [0] * queries if number in plain else seen
+    return torch.from_numpy(np.array(found, np.uint64).view(np.int64)).to(DEVICE)
+
+
+def by_paths(case: Case, ancestors: Tensor, **options: Any) -> Tensor:
+    """Each token of a tree is the last one of a row that has its path alone, and writes the blocks that this fills."""
+    out, size = reference.flash_by_channel(*case.ragged, **options), case.cache.keys.shape[1]
+    for row, end in enumerate(case.seq_lens.tolist()):
+        first, last = case.query_start_loc[row : row + 2].tolist()
+        for token in range(first, last) if ancestors[first] else ():
+            path = [first + i for i in range(64) if int(ancestors[token]) >> i & 1]
+            start, only = end - (last - first), slice(row, row + 1)
+            places = torch.arange(start, start + len(path), device=DEVICE)
+            lens = torch.tensor([start + len(path)], dtype=torch.int32, device=DEVICE)
+            starts = torch.tensor([0, len(path)], dtype=torch.int32, device=DEVICE)
+            slots = case.block_table[row, places // size].long() * size + places % size
+            cache = ByChannel(*(t.clone() for t in case.cache[:6]), case.cache.open_blocks)
+            q, k, v = (x[path] for x in (case.q, case.k, case.v))
+            reference.write_by_channel(k, v, cache, case.seats[only], slots, starts, lens, keeps=False)
+            rows = (case.seats[only], case.block_table[only], starts, lens, case.scale)
+            out[token] = reference.flash_by_channel(q, k, v, cache, *rows, **options)[-1]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("block_size", "window", "softcap"),
+    [(1, None, None), (4, 9, None), (16, None, 5.0), (40, None, None),
+     *(pytest.param(*some, marks=SLOW) for some in ((2, 3, None), (3, None, 5.0), (24, 30, None), (128, None, None)))],
+)  # fmt: skip
+def test_a_guess_in_a_tree_reads_what_its_path_alone_would_have_written(
+    block_size: int, window: int | None, softcap: float | None
+) -> None:
+    """Beside rows without a tree, and with the step's own blocks rounded by place, as the engine does it."""
+    longest = 64 if block_size > 8 else 16  # in smaller blocks many more tokens fill one
+    rows = [(1, 33), (5, 40), (6, 3 * block_size + 4), (9, 9), (longest, longest + 19)]
+    ancestors = trees(rows, plain=[0, 1])
+    open_blocks = 1 + -(-64 // block_size)
+    case = make(rows, 2, 1, 8, torch.float32, block_size=block_size, open_blocks=open_blocks)
+    options: dict[str, Any] = {"window": window, "softcap": softcap}
+    exact = double(case)
+    found = reference.flash_by_channel(*exact.ragged, ancestors=ancestors, **options)
+    assert (found - by_paths(exact, ancestors, **options)).abs().max() < 1e-12
+    check_flash(case, ancestors=ancestors, **options)
 
 
 def test_what_a_window_shows_no_more_is_not_read() -> None:

@@ -25,9 +25,10 @@ from reference_impl.assembly.defaults import why_not_graphs
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
+from reference_impl.interfaces import SamplingParams
 from tests.engine import test_schedule_invariance as schedules
 from tests.engine.conftest import tapped_engine  # noqa: F401
-from tests.engine.test_kv_kivi import KINDS, PROMPTS, Wrong, alone, defined, greedy, serve
+from tests.engine.test_kv_kivi import KINDS, PROMPTS, Wrong, alone, defined, greedy, plant, serve
 from tests.executor.dense import TwinSampler, dense_model
 from tests.executor.tape import recorder
 from tests.layers.test_triton_attention import CROWDED, CROWDED_OPTIONS, DEVICE
@@ -89,6 +90,35 @@ def test_replayed_steps_write_the_text_of_the_definition(num_drafts: int, model:
     assert stats.replayed_steps > stats.graphs_captured > 1
     kept = [n for step in engine.trace.steps() for n in step.num_new_tokens]
     assert (max(kept) > 1) == bool(num_drafts)
+
+
+@pytest.mark.parametrize("replayed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_trees_of_guesses_write_the_text_of_the_definition(
+    replayed: bool, random_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose paths fill blocks: launched one by one, beside rows without guesses; and as graphs."""
+    monkeypatch.setattr(graphs_module, "SHORTEST", 16)
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = dense_model(random_model("float32", device=DEVICE, kernels="triton", **small))
+    prompts = [PROMPTS[2], PROMPTS[4]]
+    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch", **small), p, 6, 3) for p in prompts]
+    written = {f"r{i}": p + text for i, (p, text) in enumerate(zip(prompts, texts, strict=True))}
+    config = EngineConfig(
+        kv_dtype="kivi", block_size=3, num_blocks=20, max_num_batched_tokens=30 if replayed else 10, max_num_seqs=2,
+        attention="triton", prefix_cache="off", overlap="off", speculative="lookahead", lookahead=(1, 4, 1),
+        max_model_len=40,
+    )  # fmt: skip
+    engine = Engine(model, config, Parts(sampler=TwinSampler()))
+    plant(engine.executor, written, monkeypatch)
+    if replayed:
+        engine.executor.use_graphs(recorder(), 2, engine.max_model_len, engine.config.num_drafts)
+    asked = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    requests = [engine.add(p, asked, f"r{i}") for i, p in enumerate(prompts)]
+    while engine.has_work():
+        engine.step()
+    assert [r.output_tokens for r in requests] == texts
+    assert (engine.executor.stats.replayed_steps > 1) == replayed
+    assert max(n for step in engine.trace.steps() for n in step.num_new_tokens) > 2
 
 
 def test_graphs_are_for_kernels_that_write_no_padding(model: FusedDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ Which a block's scales are is known when it is full. Until then its tokens lie i
 that writes a block's last token rounds it. Where that token was a wrong guess, the block is still open, and is rounded
 anew when its last token is written again: until then no query reads it rounded, since only later positions do.
 
-Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`, and for kernels
-`by_channel` and `seats`, see `TritonOpenBlockAttention`.
+Guesses of a tree all lie in `open`, one behind the other, until a path is kept: then its tokens move to their
+positions, and the blocks that they fill are rounded (`move_open`, `round_open`).
+
+Extends `PagedKVCache.write`; adds `write_open` and `read_rounded`, see `OpenBlockAttention`, for kernels `by_channel`
+and `seats`, see `TritonOpenBlockAttention`, and for trees the two, see `TreeRun.verify`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from reference_impl.interfaces import Batch, KVSpec, Opened, Step
 from reference_impl.kernels import reference
 
 SCALE_BITS = 16  # of each of the two
+MOST_NUMBERS = 1 << 24  # that `round_open` gathers at a time
 
 
 class ByChannelKVCache(PagedKVCache):
@@ -63,6 +67,9 @@ class ByChannelKVCache(PagedKVCache):
         room = num_seqs * spec.open_blocks * spec.block_size
         self.open = zeros(layers, 2, room, heads, spec.head_dim, dtype=open_dtype)
         self.blocks = [self.data.movedim(2, 0), of_keys.movedim(1, 0), of_values.movedim(1, 0)]
+        self._layers: dict[KVSpec, Tensor] = {
+            s: torch.tensor(list(s.layers or range(s.num_layers)), device=device) for s in specs
+        }
         self._seats: dict[str, int] = {}  # by request id, its slot in the worker
         self._names: dict[int, str] = {}  # by slot
         self._moves: tuple[Batch, dict[str, Tensor]] | None = None  # of the batch that was written last
@@ -127,6 +134,31 @@ class ByChannelKVCache(PagedKVCache):
             seats = {"seats": np.array([self._seats[name] for name in batch.request_ids])}
             self._seats_of = batch, to_device(seats, self.data.device)["seats"]
         return self._seats_of[1]
+
+    def move_open(self, seats: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copies open tokens of requests, in all layers. All sources are read before any target is written. [tokens]
+        int64 each: sources and targets are positions, within the request's last open_blocks blocks; no target twice."""
+        at, to = (self._in_open(seats, positions) for positions in (sources, targets))
+        self.open.index_copy_(2, to, self.open.index_select(2, at))
+
+    def round_open(self, spec: KVSpec, seats: Tensor, begins: Tensor, blocks: Tensor) -> None:
+        """Rounds blocks of requests, in all layers of the spec, from what is open. [blocks] int64 each: begins are
+        positions; blocks say which of the pool, none twice."""
+        positions = begins[:, None] + torch.arange(self.block_size, device=begins.device)
+        at = self._in_open(seats[:, None], positions)  # [blocks, block_size]
+        layers, most = self._layers[spec], max(1, MOST_NUMBERS // (at.numel() * self.open[0, 0, 0].numel()))
+        ways = (reference.channels_to_four_bits, self.key_scale), (reference.to_four_bits, self.value_scale)
+        for place in range(0, len(layers), most):
+            some = layers[place : place + most, None, None]
+            places = slice(place, place + len(some))
+            for which, (to_codes, scales) in enumerate(ways):
+                codes, scale = to_codes(self.open[some, which, at])  # [layers, blocks, block_size, num_kv_heads, ...]
+                self.data[places, which].index_copy_(1, blocks, codes)
+                scales[places].index_copy_(1, blocks, scale)
+
+    def _in_open(self, seats: Tensor, positions: Tensor) -> Tensor:
+        ring = self.open_blocks * self.block_size
+        return seats * ring + positions % ring
 
     def _moves_of(self, batch: Batch) -> dict[str, Tensor]:
         if self._moves is None or self._moves[0] is not batch:

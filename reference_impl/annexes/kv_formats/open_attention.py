@@ -1,7 +1,9 @@
 """Torch attention over a `ByChannelKVCache`: a query reads its own block as it is, and earlier ones rounded.
 
 Extends `TorchAttention.plan` and `forward`: what a row sees are two lists of keys side by side, those of its full
-blocks and those of its extended row, with a mask that shows each query one of the two for every position.
+blocks and those of its extended row, with a mask that shows each query one of the two for every position. Steps with
+trees of guesses are computed row by row instead, by the kernels' twins (`reference.flash_by_channel`): there a guess
+reads blocks that its own path fills, and each path rounds them anew.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.kv_formats.open_blocks import Extended, extended, refuse_trees
+from reference_impl.annexes.kv_formats.open_blocks import Extended, extended
 from reference_impl.core.attention import TorchAttention, by_length
 from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
@@ -41,11 +43,11 @@ class Seen:
 class OpenBlockAttention(TorchAttention):
     """softcap: as of `TorchAttention`."""
 
-    reads_open_blocks = True
+    reads_open_blocks = takes_trees = True
 
     def plan(self, batch: Batch) -> None:
-        """ValueError for a step with a tree of guesses: there a place is no position."""
-        refuse_trees(batch)
+        if batch.ancestors is not None:
+            return
         batch.attention_plan, rows = [], extended(batch)
         for group in batch.groups:
             far = batch.context_lens if group.window is None else [group.window + n for n in batch.query_lens]
@@ -83,6 +85,8 @@ class OpenBlockAttention(TorchAttention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         cache = cast("ByChannelKVCache", kv_cache)
+        if batch.ancestors is not None:
+            return self._with_trees(q, k, v, layer, cache, batch)
         exact = cache.write_open(layer, k, v, batch)
         out = torch.empty_like(q)
         plan: list[Seen] = batch.attention_plan[batch.group_of_layer[layer]]
@@ -99,6 +103,17 @@ class OpenBlockAttention(TorchAttention):
             rows = q[like.tokens].unflatten(0, (len(like.keys), -1))
             found = reference.attention_rows(rows, *both, like.mask, self.scale, self.softcap)
             out[like.tokens] = found.flatten(0, 1)
+        return out
+
+    def _with_trees(self, q: Tensor, k: Tensor, v: Tensor, layer: int, cache: ByChannelKVCache, batch: Batch) -> Tensor:
+        stored, seats, group = cache.by_channel(layer), cache.seats(batch), batch.groups[batch.group_of_layer[layer]]
+        written = (k, v, stored, seats, group.slot_mapping, batch.query_start_loc, batch.seq_lens)
+        reference.write_by_channel(*written, keeps=False)
+        out = reference.flash_by_channel(
+            q, k, v, stored, seats, group.block_table, batch.query_start_loc, batch.seq_lens, self.scale,
+            window=group.window, softcap=self.softcap, ancestors=batch.ancestors,
+        )  # fmt: skip
+        reference.write_by_channel(*written, rounds=False)
         return out
 
 

@@ -5,7 +5,8 @@ positions alone, not on when a block was rounded, so a prompt's chunks, decoding
 
     open      of each request that runs its last open_blocks blocks, in a ring: position p at p % (open_blocks x
               block_size). One block is enough without guesses; with k of them as many more as k tokens can begin, so
-              that where guesses were wrong the block that they began in is still there
+              that where guesses were wrong the block that they began in is still there. Guesses of a tree lie there
+              one behind the other, as if they were a chain
     extended  of each row of a step its new tokens, and before them those of the block that they begin in: from these
               its blocks are rounded when the row fills them, and its queries read their own blocks
 """
@@ -46,12 +47,6 @@ class SeatedBatch(Batch):
 def keeps_open_blocks(kv_cache: object) -> bool:
     """Whether it is a cache that follows a worker's slots, as `ByChannelKVCache` does, and says so."""
     return bool(getattr(kv_cache, "keeps_open_blocks", False))
-
-
-def refuse_trees(batch: Batch) -> None:
-    """ValueError for a step with a tree of guesses: there a place is no position."""
-    if batch.ancestors is not None:
-        raise ValueError("kv_dtype 'kivi': expected guesses in a chain, got a tree: use another kv_dtype")
 
 
 def extended(batch: Batch) -> Extended:

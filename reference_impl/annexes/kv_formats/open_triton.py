@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.fusion.attention import Plan, planned
-from reference_impl.annexes.kv_formats.open_blocks import refuse_trees
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels.decode_by_channel import decode_by_channel
 from reference_impl.kernels.flash_by_channel import flash_by_channel
@@ -30,6 +29,7 @@ class TritonOpenBlockAttention:
     name = "triton"
     reads_open_blocks = True
     takes_bounds = True  # of lengths
+    takes_trees = True
     skips_padding = True  # rows of length 0 are not written
 
     def __init__(self, scale: float, softcap: float | None = None):
@@ -37,8 +37,6 @@ class TritonOpenBlockAttention:
         self.ran: set[str] = set()  # which kernels, in this step
 
     def plan(self, batch: Batch) -> None:
-        """ValueError for a step with a tree of guesses: there a place is no position."""
-        refuse_trees(batch)
         self.ran, batch.attention_plan = set(), planned(batch)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
@@ -63,6 +61,7 @@ class TritonOpenBlockAttention:
                 flash_by_channel(
                     q[n:], k[n:], v[n:], stored, seats[n:], group.block_table[n:], plan.query_start_loc,
                     batch.seq_lens[n:], self.scale, window=group.window, softcap=self.softcap,
+                    ancestors=None if batch.ancestors is None else batch.ancestors[n:],
                 )
             )  # fmt: skip
             write_by_channel(*written, rounds=False)

@@ -122,6 +122,16 @@ CALLS |= {
     )
 }
 CALLS |= {
+    f"flash_by_channel, tree, {name}": _by_channel(flash_by_channel, ancestors=empty(64, dtype=torch.int64), **options)
+    for name, options in (
+        ("head_dim 64", {"head_dim": 64}),
+        ("head_dim 128", {"head_dim": 128}),
+        ("head_dim 256", {"head_dim": 256}),
+        ("window", {"head_dim": 128, "window": 4096}),
+        ("blocks of 64", {"head_dim": 128, "block_size": 64}),
+    )
+}
+CALLS |= {
     f"write_by_channel, {name}": _by_channel(write_by_channel, **options)
     for name, options in (
         ("head_dim 128", {"head_dim": 128}),

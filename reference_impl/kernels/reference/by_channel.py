@@ -6,6 +6,7 @@ A query at position p reads positions of its own block as they are, and those of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -91,33 +92,49 @@ def flash_by_channel(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    ancestors: Tensor | None = None,
 ) -> Tensor:
-    """As `flash_attention` without trees, of rows whose new tokens are k and v, and whose full blocks are written
-    (`write_by_channel`, rounds)."""
+    """As `flash_attention`, of rows whose new tokens are k and v, and whose full blocks are written
+    (`write_by_channel`, rounds).
+
+    ancestors: as there; of a row that is a tree the first token is known, the others are guesses. A guess reads blocks
+    that its path fills as rounding them would give them: what the cache has there is of places, no positions.
+    """
     out, size = torch.zeros_like(q), cache.keys.shape[1]
     for row, end in enumerate(seq_lens.tolist()):
         first, last = query_start_loc[row : row + 2].tolist()
         start = end - (last - first)
         if start < 0:
             continue
-        near = _exact(k[first:last], v[first:last], cache, int(seats[row]), start)
+        exact = _exact(k[first:last], v[first:last], cache, int(seats[row]), start)
+        order = torch.arange(last - first, device=q.device)
+        tree = None if ancestors is None or not ancestors[first] else ancestors[first:last]
+        sees_new = order <= order[:, None] if tree is None else ((tree[:, None] >> order) & 1).bool()
+        query_pos = start + sees_new.sum(1) - 1
+        rounded = (end - 1 if tree is None else start + 1) // size * size  # up to here the cache says what is so
         oldest = 0 if window is None else max(0, start - window + 1)
-        far = torch.arange(oldest, max(oldest, (end - 1) // size * size), device=q.device)
+        far = torch.arange(oldest, max(oldest, rounded), device=q.device)
         slots = context_slots(block_table[row], end, size)[far]
         at = slots // size, slots % size
-        rounded = (
-            channels_from_four_bits(cache.keys[at], cache.key_scale[at[0]], q.dtype),
-            from_four_bits(cache.values[at], cache.value_scale[at], q.dtype),
-        )
-        key_pos = torch.cat((far, torch.arange(start - start % size, end, device=q.device)))
-        query_pos = torch.arange(start, end, device=q.device)[:, None]
-        is_exact = torch.arange(len(key_pos), device=q.device) >= len(far)
-        sees = (key_pos <= query_pos) & ((key_pos // size == query_pos // size) == is_exact)
+        keys = [channels_from_four_bits(cache.keys[at], cache.key_scale[at[0]], q.dtype), exact[0]]
+        values = [from_four_bits(cache.values[at], cache.value_scale[at], q.dtype), exact[1]]
+        near = torch.cat((torch.arange(start - start % size, start, device=q.device), query_pos))
+        key_pos = [far, near]
+        sees_near = torch.cat((sees_new.new_ones(last - first, start % size), sees_new), 1)
+        own = query_pos[:, None] // size
+        sees = [far // size < own, sees_near & (near // size == own)]
+        for guess in range(1, last - first) if tree is not None else ():
+            if (query_pos[guess] + 1) % size == 0:  # its path has filled a block
+                path = sees_near[guess].nonzero()[-size:, 0]
+                keys.append(_rounded(exact[0][path], channels_to_four_bits, channels_from_four_bits))
+                values.append(_rounded(exact[1][path], to_four_bits, from_four_bits))
+                key_pos.append(near[path])
+                sees.append((sees_new[:, guess] & (order != guess))[:, None].expand(-1, size))
+        mask = torch.cat(sees, 1)
         if window is not None:
-            sees &= key_pos > query_pos - window
-        keys, values = (torch.cat(both).transpose(0, 1)[None] for both in zip(rounded, near, strict=True))
-        query = q[first:last].transpose(0, 1)[None]
-        out[first:last] = masked_attention(query, keys, values, sees, scale, softcap)[0].transpose(0, 1)
+            mask = mask & (torch.cat(key_pos) > query_pos[:, None] - window)
+        query, key, value = (torch.cat(each).transpose(0, 1)[None] for each in ([q[first:last]], keys, values))
+        out[first:last] = masked_attention(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
     return out
 
 
@@ -146,3 +163,11 @@ def _exact(k: Tensor, v: Tensor, cache: ByChannel, seat: int, start: int) -> tup
     ring = cache.open_blocks * size
     old = seat * ring + torch.arange(start - start % size, start, device=k.device) % ring
     return torch.cat((cache.open_keys[old], k)), torch.cat((cache.open_values[old], v))
+
+
+def _rounded(
+    x: Tensor,
+    to_codes: Callable[[Tensor], tuple[Tensor, Tensor]],
+    from_codes: Callable[[Tensor, Tensor, torch.dtype], Tensor],
+) -> Tensor:
+    return from_codes(*to_codes(x), x.dtype)
