@@ -228,6 +228,14 @@ def test_a_guess_is_stored_and_shown_beside_the_answer(data: Path) -> None:
     assert "Your guess so far: 5" in predict("t-1", "How many?", "GB").text
 
 
+def test_a_guess_without_a_unit_is_asked_for_and_shown_without_one() -> None:
+    box = predict("t-7", "How many times?", "", guess=3)
+    assert box.field.description == "Guess"
+    assert box.text == "Stored: 3. The answer comes further down."
+    assert predict("t-7", "How many times?", "").text == "Your guess so far: 3."
+    assert repr(reveal("t-7", 6)).startswith("Computed: 6. You guessed 3.")
+
+
 def test_a_guess_needs_no_buttons() -> None:
     assert "Stored" in predict("t-2", "How many?", "GB", guess=3).text
     assert predictions()["t-2"].guess == 3
