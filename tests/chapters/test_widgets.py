@@ -234,6 +234,9 @@ def test_a_guess_without_a_unit_is_asked_for_and_shown_without_one() -> None:
     assert box.text == "Stored: 3. The answer comes further down."
     assert predict("t-7", "How many times?", "").text == "Your guess so far: 3."
     assert repr(reveal("t-7", 6)).startswith("Computed: 6. You guessed 3.")
+    box.field.value = "several"
+    box.button.click()
+    assert box.text.startswith("Not stored: expected a number, written like")
 
 
 def test_a_guess_needs_no_buttons() -> None:
