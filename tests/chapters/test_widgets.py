@@ -304,7 +304,7 @@ def test_enter_stores_what_is_typed_and_again_replaces_it(typed: str, value: flo
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("1,5", "it could be 1.5 or 15"), ("2,00", "2.00 or 200"), ("many", "expected a number"), ("3 MB", "in GB")],
+    [("1,5", "it could be 1.5 or 15"), ("2,00", "2.00 or 200"), ("many", "expected a number"), ("3 MB", "(GB)")],
 )
 def test_what_is_no_number_or_could_be_two_is_refused_with_the_reason(typed: str, said: str) -> None:
     box = predict("t-13", "How many?", "GB")
