@@ -28,5 +28,6 @@ def parse_number(text: str, unit: str) -> float:
     if not math.isfinite(value):
         either = _COMMA.match(text)
         which = f": it could be {either[1]}.{either[2]} or {either[1]}{either[2]}" if either else ""
-        raise ValueError(f"expected a number in {unit}, {NUMBERS}, got {text!r}{which}")
+        in_unit = f" ({unit})" if unit else ""
+        raise ValueError(f"expected a number{in_unit}, {NUMBERS}, got {text!r}{which}")
     return value

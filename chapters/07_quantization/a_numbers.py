@@ -359,14 +359,15 @@ for clip in (1.0, 0.5, 0.1, 0.03):
     y, y_more = theory.rounded(x, "int4", clip=clip), theory.rounded(more, "int4", clip=clip)
     rest = np.delete(x, 7), np.delete(y, 7)
     squares = (f"{np.square(now - before).sum():,.0f}" for now, before in ((y, x), (y_more, more)))
-    rows.append([clip, f"{y[0, 7]:.0f}", f"{theory.relative_error(*rest):.0%}", *squares])
+    rows.append([f"{clip:.0%} of the largest", f"{y[0, 7]:.0f}", f"{theory.relative_error(*rest):.0%}", *squares])
 assert float(rows[0][1]) == 100
 print(f"the outlier's square: {100.0**2:,.0f}")
-head = ["scale made for this share", "the outlier becomes", "error of the others"]
-widgets.table(rows, [*head, "squared error, all 4,096", "the same among 16,384"])
+head = ["scale made for", "the outlier becomes", "error of the others"]
+widgets.table(rows, [*head, "squares, 4,096", "squares, 16,384"])
 
 # %% [markdown] name="errata-clip-reading"
-# The others come back only when the outlier is gone. Losing an outlier of magnitude $m$ costs about $m^2$, losing $N$
+# "Squares" are the squared errors of all 4,096 or 16,384 weights, summed. The others come back only when the outlier is
+# gone. Losing an outlier of magnitude $m$ costs about $m^2$, losing $N$
 # others of standard deviation 1 costs about $N$: here 10,000 against 4,096, so clipping does not pay. Among more than
 # 10,000 such weights it does: the last column, and section 6. A group, a scale per channel, or taking the outlier out
 # avoids the choice. That is what the methods of `c_methods` do.

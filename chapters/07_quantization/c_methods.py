@@ -498,12 +498,14 @@ for name, model in models.items():
 more = kls["RTN"].mean()
 widgets.reveal("07c-kl", float(more / kls["GPTQ, 512"].mean()))
 print(f"layer 3: {rtn / with_gptq:.1f} times; KL with 2,048 tokens {more / kls['GPTQ, 2,048'].mean():.1f} times")
-print("GPTQ over AWQ, 512 tokens, window by window:", bootstrap(kls["GPTQ, 512"] - kls["AWQ, 512"]).shown())
+print(
+    "KL of GPTQ minus that of AWQ, 512 tokens, window by window:", bootstrap(kls["GPTQ, 512"] - kls["AWQ, 512"]).shown()
+)
 rows = []
 for name, kl in kls.items():
     over_rtn = "-" if name == "RTN" else bootstrap(kl - kls["RTN"]).shown()
     rows.append([name, bootstrap(kl).shown(), over_rtn, bootstrap(same[name]).shown(3)])
-head = ["method, calibration tokens", "KL, nats (95 %)", "KL over RTN's, window by window", "same first token (95 %)"]
+head = ["method, tokens", "KL, nats (95 %)", "minus RTN's, by window", "same first token (95 %)"]
 widgets.table(rows, head)
 
 # %% [markdown] name="measure-reading"

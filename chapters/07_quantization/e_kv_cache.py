@@ -11,7 +11,7 @@ import json
 import torch
 
 from chapters import widgets
-from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREEN, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
@@ -114,9 +114,9 @@ widgets.reveal("07e-kl", by_bits[4] / by_bits[8])
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
 axes = fig.subplots(1, 2, sharey=True)
-for ax, (name, x), colour in zip(axes, (("keys", k3), ("values", v3)), (BLUE, ORANGE), strict=True):
+for ax, (name, x) in zip(axes, (("keys", k3), ("values", v3)), strict=True):
     for head, style in ((0, "-"), (1, ":")):
-        ax.plot(x[:, head].abs().amax(0), style, color=colour, label=f"head {head}, largest")
+        ax.plot(x[:, head].abs().amax(0), style, color=BLUE, label=f"head {head}, largest")
         ax.plot(x[:, head].square().mean(0).sqrt(), style, color=GREEN, linewidth=1, label=f"head {head}, rms")
     tidy(ax, "channel", "magnitude" if name == "keys" else "", f"{name} of layer 3")
 axes[0].legend(fontsize=7.5, frameon=False)

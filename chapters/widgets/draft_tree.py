@@ -66,8 +66,9 @@ def draw(tree: Tree, node: int) -> Shown:
         f"to {len(path)} of them: {words}."
     )
     kept = " → ".join(tree.names[at] for at in tree.kept) or "none"
-    fig.text(0.01, 0.975, f"{text}\nKept: {kept}; with the target's own token after it {len(tree.kept) + 1} tokens.",
-             va="top", fontsize=9, color=INK)  # fmt: skip
+    tokens = "1 token" if not tree.kept else f"{len(tree.kept) + 1} tokens"
+    below = f"Kept: {kept} ({tokens} with the target's own after it)"
+    fig.text(0.01, 0.975, f"{text}\n{below}", va="top", fontsize=9, color=INK)
     return show(fig, f"{text} Kept by the target: {kept}.")
 
 

@@ -54,13 +54,13 @@ def draw(
     tokens = [fits(shape, device_name, *kinds) for kinds in (("16 bits", "16 bits"), (weights, cache))]
     short = "" if batch * context <= tokens[1] else f" (this batch has {batch * context:,}: too many)"
     room = f"{tokens[1]:,} tokens of cache fit{short}, in 16 bits {tokens[0]:,}"
-    text = (
+    took = (
         f"{model_name} on one {device_name}, batch {batch}, context {context:,}: {format_seconds(plain.bound)} → "
-        f"{format_seconds(chosen.bound)}, {plain.bound / chosen.bound:.2f} times as fast at best; {room}"
+        f"{format_seconds(chosen.bound)}, {plain.bound / chosen.bound:.2f} times as fast at best"
     )
-    fig = figure(8.2, 3.0)
+    fig = figure(8.2, 3.2)
     fig.set_layout_engine("none")
-    left, right = fig.add_axes((0.13, 0.18, 0.42, 0.62)), fig.add_axes((0.65, 0.18, 0.33, 0.62))
+    left, right = fig.add_axes((0.13, 0.17, 0.42, 0.58)), fig.add_axes((0.65, 0.17, 0.33, 0.58))
     for row, one in enumerate((chosen, plain)):
         labels = ("weights", "cache", "arithmetic") if row == 0 else (None, None, None)
         left.barh(row + 0.17, one.weights * 1e3, 0.3, color=BLUE, label=labels[0])
@@ -84,8 +84,9 @@ def draw(
     right.minorticks_off()
     right.set_ylim(0, 1.1 * max(gains))
     tidy(right, "batch", "times as fast")
-    fig.text(0.01, 0.985, text, va="top", fontsize=8.5, color=INK)
-    return show(fig, f"{text}. Over the batch from 1 to {BATCHES[-1]} from {gains[0]:.2f} to {gains[-1]:.2f} times.")
+    fig.text(0.01, 0.985, f"{took}\n{room}", va="top", fontsize=8.5, color=INK)
+    over_batch = f"Over the batch from 1 to {BATCHES[-1]} from {gains[0]:.2f} to {gains[-1]:.2f} times."
+    return show(fig, f"{took}; {room}. {over_batch}")
 
 
 def menu(options: Iterable[str], value: str, label: str) -> Dropdown:

@@ -77,7 +77,7 @@ class Predict:
         before = predictions().get(id)
         known = before.guess if before else None
         self.field = one_line(
-            f"Guess ({unit})",
+            f"Guess ({unit})" if unit else "Guess",
             self.store_typed,
             value="" if known is None else _shown(known),
             placeholder="a number",
@@ -91,7 +91,7 @@ class Predict:
         if guess is not None:
             self.guess(guess)
         elif known is not None:
-            self._say(f"Your guess so far: {_shown(known)} {unit}.")
+            self._say(f"Your guess so far: {_with(known, unit)}.")
         else:
             self._say("Guess before you read on. Being wrong here is the point.")
 
@@ -113,7 +113,7 @@ class Predict:
             self._say("A guess is a finite number.")
             return
         problem = store(self.id, guess=float(value), unit=self.unit)
-        self._say(problem or f"Stored: {_shown(value)} {self.unit}. The answer comes further down.")
+        self._say(problem or f"Stored: {_with(value, self.unit)}. The answer comes further down.")
 
     def _say(self, text: str) -> None:
         self.text = text
@@ -128,6 +128,11 @@ class Predict:
 def _shown(value: float) -> str:
     """A guess as its writer would read it: 2,000 and not 2e+03."""
     return f"{value:,.10g}"
+
+
+def _with(value: float, unit: str) -> str:
+    """A guess and its unit, if it has one."""
+    return f"{_shown(value)} {unit}".rstrip()
 
 
 def predict(id: str, question: str, unit: str, guess: float | None = None) -> Predict:
@@ -152,4 +157,4 @@ def reveal(id: str, answer: float) -> Reveal:
         return Reveal(f"Computed: {answer:.4g}. You stored no guess.")
     store(id, answer=float(answer))
     ratio = f" That is {made.guess / answer:.2g} times the answer." if answer and made.guess > 0 else ""
-    return Reveal(f"Computed: {answer:.4g} {made.unit}. You guessed {_shown(made.guess)}.{ratio}")
+    return Reveal(f"Computed: {f'{answer:.4g} {made.unit}'.rstrip()}. You guessed {_shown(made.guess)}.{ratio}")

@@ -249,7 +249,7 @@ def _typed(label: str) -> Callable[[Question, Callable[[], None]], tuple[list[Wi
 _CONTROLS: dict[str, Callable[[Question, Callable[[], None]], tuple[list[Widget], Callable[[], Any]]]] = {
     "choice": _choice,
     "multi": _multi,
-    "numeric": _typed("A number in {unit}:"),
+    "numeric": _typed("A number ({unit}):"),
     "order": _typed("Letters in the right order, such as cab:"),
     "match": _typed("A letter for each number, such as cab:"),
     "short": _multi,

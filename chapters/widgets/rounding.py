@@ -48,7 +48,7 @@ def draw(
     text = f"{tensor} as {format_name}: {bits:g} bits a value, error {errors[format_name]:.2%}, {zeros:.1%} become 0"
     fig = figure(8.2, 3.2)
     fig.set_layout_engine("none")
-    left, right = fig.add_axes((0.07, 0.17, 0.46, 0.66)), fig.add_axes((0.66, 0.17, 0.32, 0.66))
+    left, right = fig.add_axes((0.1, 0.17, 0.43, 0.66)), fig.add_axes((0.66, 0.17, 0.32, 0.66))
     _group(left, x, format_name, size, kind, clip)
     names = list(errors)[::-1]
     colours = [ORANGE if name == format_name else BLUE for name in names]

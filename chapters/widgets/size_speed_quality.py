@@ -13,7 +13,8 @@ from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
 
-LINE = 0.05  # of a panel's height: what a line of text takes
+LINE = 0.03  # of a panel's height: what a line of text takes
+NAME = 0.3  # of the largest x: what a name takes beside its point
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,33 @@ def undominated(points: Mapping[str, tuple[float, float]]) -> set[str]:
 
 
 def labels(points: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Where names are written, (x, log10 y): right of the points that stand together, none over another."""
+    """Where names are written, (x, log10 y): in a column right of the points that stand together, none over another."""
     width = max(x for x, _ in points.values())
-    height = math.log10(max(y for _, y in points.values()) / min(y for _, y in points.values())) + 0.5
+    low, high = decades(points)
     groups: list[list[str]] = []
     for name in sorted(points, key=lambda name: points[name][0]):
-        if not groups or points[name][0] - points[groups[-1][-1]][0] > 0.1 * width:
+        if not groups or points[name][0] - points[groups[-1][-1]][0] > NAME * width:
             groups.append([])
         groups[-1].append(name)
     found: dict[str, tuple[float, float]] = {}
     for group in groups:
         x = max(points[name][0] for name in group) + 0.05 * width
-        below = -math.inf
+        line = (high - low) * min(LINE, 1 / len(group))
+        below, above = -math.inf, high + line / 2
+        heights = []
         for name in sorted(group, key=lambda name: points[name][1]):
-            below = max(math.log10(points[name][1]), below + LINE * height)
-            found[name] = x, below
+            below = max(math.log10(points[name][1]), below + line)
+            heights.append((name, below))
+        for name, height in reversed(heights):  # what was pushed out at the top comes down again
+            above = min(height, above - line)
+            found[name] = x, above
     return found
+
+
+def decades(points: Mapping[str, tuple[float, float]]) -> tuple[int, int]:
+    """Powers of ten below and above all y: where the vertical axis begins and ends."""
+    low, high = (math.log10(of(y for _, y in points.values())) for of in (min, max))
+    return math.floor(low), max(math.ceil(high), math.floor(low) + 1)
 
 
 def draw(methods: Mapping[str, Method], model_name: str, device_name: str, batch: int, context: int) -> Shown:
@@ -69,11 +81,11 @@ def draw(methods: Mapping[str, Method], model_name: str, device_name: str, batch
         ("bits a weight", {name: (one.bits, one.kl) for name, one in methods.items()}),
         ("time of a step over 16 bits, at best", {name: (1 / gains[name], one.kl) for name, one in methods.items()}),
     )
-    fig = figure(8.4, 3.4)
+    fig = figure(8.4, 5.2)
     fig.set_layout_engine("none")
     said = []
     for left, (label, points) in zip((0.11, 0.60), panels, strict=True):
-        ax, best = fig.add_axes((left, 0.16, 0.38, 0.70)), undominated(points)
+        ax, best = fig.add_axes((left, 0.11, 0.38, 0.80)), undominated(points)
         heights = {name: math.log10(y) for name, (_, y) in points.items()}
         for names, mark, colour in ((points.keys() - best, "x", GREY), (best, "o", BLUE)):
             ax.plot([points[n][0] for n in names], [heights[n] for n in names], mark, color=colour, markersize=5)
@@ -84,8 +96,10 @@ def draw(methods: Mapping[str, Method], model_name: str, device_name: str, batch
         for name, (x, y) in places.items():
             ax.text(x, y, f" {name}", fontsize=6.5, color=INK if name in best else GREY, va="center")
         ax.set_xlim(0, 1.35 * max(x for x, _ in points.values()))
-        decades = range(math.floor(min(heights.values())), math.ceil(max(y for _, y in places.values())) + 1)
-        ax.set_yticks(decades, [f"{10.0**n:g}" for n in decades])  # a linear axis: ticks of a logarithmic one take long
+        low, high = decades(points)
+        ax.set_ylim(low, high)
+        powers = range(low, high + 1)
+        ax.set_yticks(powers, [f"{10.0**n:g}" for n in powers])  # a linear axis: ticks of a logarithmic one take long
         tidy(ax, label, "KL, nats" if left < 0.5 else "")
         said.append(f"by {label}: {', '.join(sorted(best, key=lambda name: points[name]))}")
     fastest = max(gains, key=lambda name: gains[name])

@@ -135,7 +135,11 @@ def speculation(
     return View(
         {
             "machine": Dropdown(
-                options=list(machines), value=machine or list(MACHINES)[1], description="v(k) of", style=wide
+                options=list(machines),
+                value=machine or list(MACHINES)[1],
+                description="v(k) of",
+                style=wide,
+                layout={"width": "420px"},  # its names are long
             ),
             "acceptance": FloatSlider(acceptance, min=0, max=1, step=0.01, description="Acceptance a", **common),
             "num_drafts": IntSlider(num_drafts, 1, MOST, description="Guesses k", **common),

@@ -15,7 +15,7 @@ from grader.study.workspace import write_atomically
 HOW = {
     "choice": "One is right.",
     "multi": "All that apply.",
-    "numeric": "A number in {unit}.",
+    "numeric": "A number ({unit}).",
     "order": "Bring them into order.",
     "match": "Each number goes with one letter.",
     "short": "Answer in your own words, then count the points you have.",

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from chapters.widgets import fewer_bits
-from chapters.widgets.fewer_bits import step
+from chapters.widgets.fewer_bits import MODELS, step
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
+from tests.chapters.drawn import nothing_cut_off
 
 L8 = model("llama-3-8b")
 
@@ -27,6 +28,13 @@ def test_every_control_works_at_both_ends() -> None:
             assert re.search(r'<img [^>]*alt="[^"]{20,}"', shown.picture.value)
             assert "nan" not in shown.shown.alt
         control.value = before
+
+
+def test_the_longest_text_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_cut_off(monkeypatch):
+        shown = fewer_bits(batch=1024, context=131072)
+        for name in MODELS:
+            shown.controls["model_name"].value = name
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 2048), (64, 100), (512, 100), (8, 32768)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from chapters.widgets import rounding
+from tests.chapters.drawn import nothing_cut_off
 
 NORMAL = np.random.default_rng(0).standard_normal((8, 256))
 
@@ -26,6 +27,12 @@ def test_every_control_works_at_every_value() -> None:
             control.value = value
             assert re.search(r'<img [^>]*alt="[^"]{20,}"', shown.picture.value)
             assert "nan" not in shown.shown.alt
+
+
+def test_axis_labels_have_room_beside_large_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_cut_off(monkeypatch):
+        spiky = rounding({"spiky": np.where(np.arange(49152).reshape(64, 768) % 97, 0.01, 1.0) * 10})
+        spiky.controls["group"].value = "16"
 
 
 def test_bits_and_error_are_those_of_the_arithmetic_done_by_hand() -> None:

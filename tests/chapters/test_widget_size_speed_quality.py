@@ -7,7 +7,7 @@ import re
 import pytest
 
 from chapters.widgets import size_speed_quality
-from chapters.widgets.size_speed_quality import Method, gain, labels, undominated
+from chapters.widgets.size_speed_quality import LINE, Method, gain, labels, undominated
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
@@ -67,6 +67,21 @@ def test_no_two_names_stand_on_each_other() -> None:
     heights = sorted(places[name][1] for name in points if name != "far")
     assert min(b - a for a, b in itertools.pairwise(heights)) > 0.02
     assert places["far"][1] == pytest.approx(math.log10(0.05))
+
+
+def test_names_of_points_a_little_apart_share_a_column_that_stays_inside_the_panel() -> None:
+    points = {f"two {n}": (2.0, 2 - n / 10) for n in range(6)} | {
+        f"four {n}": (4.2, 0.06 + n / 1000) for n in range(14)
+    }
+    points |= {"eight": (8.0, 0.0003)}
+    places = labels(points)
+    column = [places[name] for name in points if name != "eight"]
+    assert len({x for x, _ in column}) == 1
+    heights = sorted(y for _, y in column)
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 0.9 * LINE * 5  # five decades: 10 to 0.0001
+    assert heights[-1] < 1
+    assert heights[0] > -2
+    assert places["eight"] == pytest.approx((8.0 * 1.05, math.log10(0.0003)))
 
 
 def test_what_a_logarithmic_axis_cannot_show_is_refused() -> None:

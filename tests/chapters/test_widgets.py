@@ -228,6 +228,17 @@ def test_a_guess_is_stored_and_shown_beside_the_answer(data: Path) -> None:
     assert "Your guess so far: 5" in predict("t-1", "How many?", "GB").text
 
 
+def test_a_guess_without_a_unit_is_asked_for_and_shown_without_one() -> None:
+    box = predict("t-7", "How many times?", "", guess=3)
+    assert box.field.description == "Guess"
+    assert box.text == "Stored: 3. The answer comes further down."
+    assert predict("t-7", "How many times?", "").text == "Your guess so far: 3."
+    assert repr(reveal("t-7", 6)).startswith("Computed: 6. You guessed 3.")
+    box.field.value = "several"
+    box.button.click()
+    assert box.text.startswith("Not stored: expected a number, written like")
+
+
 def test_a_guess_needs_no_buttons() -> None:
     assert "Stored" in predict("t-2", "How many?", "GB", guess=3).text
     assert predictions()["t-2"].guess == 3
@@ -293,7 +304,7 @@ def test_enter_stores_what_is_typed_and_again_replaces_it(typed: str, value: flo
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("1,5", "it could be 1.5 or 15"), ("2,00", "2.00 or 200"), ("many", "expected a number"), ("3 MB", "in GB")],
+    [("1,5", "it could be 1.5 or 15"), ("2,00", "2.00 or 200"), ("many", "expected a number"), ("3 MB", "(GB)")],
 )
 def test_what_is_no_number_or_could_be_two_is_refused_with_the_reason(typed: str, said: str) -> None:
     box = predict("t-13", "How many?", "GB")
