@@ -323,8 +323,8 @@ forms = {
 widgets.reveal("07f-bytes", 100 * two_four / 16)
 H100 = device("H100")
 lines = [[name, f"{n:.3f}", f"{n / 16:.1%}"] for name, n in forms.items()]
-widgets.table(lines, ["weights in", "bits a weight", "bytes of a step at batch 1"])
 print(f"prefill on an H100, bf16: {H100.peak('bf16', sparse=True) / H100.peak('bf16'):.0f} times the peak with 2:4")
+widgets.table(lines, ["weights in", "bits a weight", "bytes of a step at batch 1"])
 
 # %% [markdown] name="engine-bytes-reading"
 # In decoding 2:4 is worth a format of nine bits, and INT8 is smaller and loses far less. In prefill and large batches

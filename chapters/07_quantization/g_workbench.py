@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pydoc_data.topics import topics
 
 import torch
+from IPython.display import display
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
@@ -313,7 +314,9 @@ if mixture_written:
         mean = sum(error[kind] * tokens[kind] for kind in tokens) / sum(tokens.values())
         lines.append([name, *(f"{one:.2f} %" for one in error.values()), f"{mean:.2f} %"])
     widgets.reveal("07g-mixture", errors(by_gptq(mixed))["tools"] / calibrated["code"]["tools"])
-    widgets.table(lines, ["calibrated on", *(f"error on {kind}" for kind in tokens), "a token served, on average"])
+    display(
+        widgets.table(lines, ["calibrated on", *(f"error on {kind}" for kind in tokens), "a token served, on average"])
+    )
 else:
     unwritten("mixture")
 
@@ -408,7 +411,7 @@ if harm_written:
     widgets.reveal("07g-breaks", in4["table"] / max(kl for part, kl in in4.items() if part != "table"))
     lines = [[p, f"{weights[p]:,}", f"{kl:.4f}", f"{1e9 * kl / weights[p]:.1f}", f"{alone['int8'][p]:.5f}"]
              for p, kl in sorted(in4.items(), key=lambda one: -one[1])]  # fmt: skip
-    widgets.table(lines, ["rounded alone", "weights", "KL in INT4", "per 10^9 weights", "KL in INT8"])
+    display(widgets.table(lines, ["rounded alone", "weights", "KL in INT4", "per 10^9 weights", "KL in INT8"]))
 else:
     unwritten("harm_alone")
 
@@ -539,7 +542,7 @@ if harm_written and allocate_written:
     lines = [[n, f"{size(choice) / total:.2f}", ", ".join(p for p, s in choice.items() if s == "int4") if n == "yours" else "-",
               *(f"{found[n][kind]:.4f}" for kind in WINDOWS), f"{mean[n]:.4f}"]
              for n, choice in choices.items()]  # fmt: skip
-    widgets.table(lines, ["", "bits a weight", "in INT4", *(f"KL, {kind}" for kind in WINDOWS), "mean"])
+    display(widgets.table(lines, ["", "bits a weight", "in INT4", *(f"KL, {kind}" for kind in WINDOWS), "mean"]))
 else:
     unwritten("choose_bits, on the harms of experiment 2")
 
@@ -645,7 +648,8 @@ if temperature_written:
             lines.append([scheme, f"{t:.3f}", f"{entropy_at(noisy, t):.3f}", f"{in_nucleus(now):.0f}", f"{kl:.4f}"])
     widgets.reveal("07g-temperature", fitted["ternary"])
     print(f"before: {entropy_at(right, 1):.3f} nats, {in_nucleus(right):.0f} tokens in the nucleus")
-    widgets.table(lines, ["rounded to", "temperature", "entropy, nats", "tokens in top-p 0.9", "KL to the original"])
+    heads = ["rounded to", "temperature", "entropy, nats", "tokens in top-p 0.9", "KL to the original"]
+    display(widgets.table(lines, heads))
 else:
     unwritten("as_sure")
 
@@ -785,7 +789,7 @@ if recall_written:
     widgets.reveal("07g-recall", said["16 bits"][1] - said["INT4, token and head"][1])
     lines = [[n, *(f"{one:.2f} ({one - base:+.2f})" for one, base in zip(row, said["16 bits"], strict=True))]
              for n, row in said.items()]  # fmt: skip
-    widgets.table(lines, ["cache", *(f"evidence at depth {depth}" for depth in depths), "a token of code"])
+    display(widgets.table(lines, ["cache", *(f"evidence at depth {depth}" for depth in depths), "a token of code"]))
 else:
     unwritten("recall")
 
@@ -892,7 +896,9 @@ if floors_written:
             for i, prompt, batch in ((0, 4000, 1), (1, 1, 1), (1, 1, 32))
         ]
         lines.append([name, *map(format_seconds, cells)])
-    widgets.table(lines, ["8B on an H100, floors", "TTFT, prompt of 4,000", "TPOT at 4,000, batch 1", "batch 32"])
+    display(
+        widgets.table(lines, ["8B on an H100, floors", "TTFT, prompt of 4,000", "TPOT at 4,000, batch 1", "batch 32"])
+    )
 else:
     unwritten("floors")
 
@@ -948,7 +954,7 @@ if floors_written:
         lines += [[name, w, format_seconds(f), format_seconds(t), f"{t / f:.1f}"] for w, f, t in
                   zip(("TTFT, 256 tokens", "TPOT at 262"), foretold, took[name], strict=True)]  # fmt: skip
     widgets.reveal("07g-int8-here", took["int8"][1] / took["none"][1])
-    widgets.table(lines, ["weights", "", "forecast", "measured", "over the forecast"])
+    display(widgets.table(lines, ["weights", "", "forecast", "measured", "over the forecast"]))
 else:
     unwritten("floors")
 
@@ -1092,7 +1098,9 @@ if neurons_written:
         lines.append([f"{share:.1%}", *(f"{one:.4f}" for one in kls), *(f"{one:.2f}" for one in taken[share])])
     widgets.reveal("07g-neurons", taken[0.5][1])
     print(f"the MLPs in INT4, nothing removed: KL {statistics.mean(int4.values()):.4f}")
-    widgets.table(lines, ["removed", "KL, single weights", "KL, neurons", "time, single weights", "time, neurons"])
+    display(
+        widgets.table(lines, ["removed", "KL, single weights", "KL, neurons", "time, single weights", "time, neurons"])
+    )
 else:
     unwritten("without_neurons")
 
@@ -1235,7 +1243,7 @@ if distill_written:
     }
     widgets.reveal("07g-lane", 100 * found["logits"][0])
     lines = [[way, f"{outside:.2%}", f"{apart:.2f}"] for way, (outside, apart) in found.items()]
-    widgets.table(lines, ["taught by", "outside the lane", "KL(student || teacher) where it drives"])
+    display(widgets.table(lines, ["taught by", "outside the lane", "KL(student || teacher) where it drives"]))
 else:
     unwritten("distill_loss")
 

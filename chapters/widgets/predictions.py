@@ -142,19 +142,25 @@ def predict(id: str, question: str, unit: str, guess: float | None = None) -> Pr
 
 @dataclass(frozen=True)
 class Reveal:
-    """A guess beside what was computed."""
+    """A guess beside what was computed. `reveal` has printed it: as the last line of a cell it shows nothing more."""
 
     text: str
 
     def __repr__(self) -> str:
         return self.text
 
+    def _ipython_display_(self) -> None:
+        pass
+
 
 def reveal(id: str, answer: float) -> Reveal:
-    """Shows the computed answer beside the guess, and stores it with the guess."""
+    """Prints the computed answer beside the guess, wherever in a cell it is called, and stores it with the guess."""
     made = predictions().get(id)
     if made is None or made.guess is None:
-        return Reveal(f"Computed: {answer:.4g}. You stored no guess.")
-    store(id, answer=float(answer))
-    ratio = f" That is {made.guess / answer:.2g} times the answer." if answer and made.guess > 0 else ""
-    return Reveal(f"Computed: {f'{answer:.4g} {made.unit}'.rstrip()}. You guessed {_shown(made.guess)}.{ratio}")
+        text = f"Computed: {answer:.4g}. You stored no guess."
+    else:
+        store(id, answer=float(answer))
+        ratio = f" That is {made.guess / answer:.2g} times the answer." if answer and made.guess > 0 else ""
+        text = f"Computed: {f'{answer:.4g} {made.unit}'.rstrip()}. You guessed {_shown(made.guess)}.{ratio}"
+    print(text)
+    return Reveal(text)

@@ -28,6 +28,7 @@ SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9]*_*/*.ipynb"))
 WITHIN = 2  # code cells that a reader sees, from a prediction to its answer
 
 every_chapter = pytest.mark.parametrize("source", CHAPTERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+SHOWN_AS_LAST = ("show", "table", "widgets.predict", "widgets.show", "widgets.table")
 every_lab = pytest.mark.parametrize("path", LABS, ids=lambda path: path.parent.name)
 
 
@@ -216,3 +217,17 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@every_chapter
+def test_what_a_cell_shows_is_shown(source: Path) -> None:
+    """A notebook shows the value of a cell's last line alone, and only where that is not inside an if or a loop: what
+    stands elsewhere has to be handed to display()."""
+    lost = []
+    for cell in code_cells(source):
+        tree = ast.parse(cell["source"])
+        for node in ast.walk(tree):
+            called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)
+            if called in SHOWN_AS_LAST and node is not tree.body[-1]:
+                lost.append(f"{named(source, cell)}: {called}")
+    assert not lost

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.text import Text
+from traitlets.config import Config
 
 from chapters.widgets import kv_memory, predict, reveal, savings, show, table, timeline
 from chapters.widgets.entry import one_line
@@ -242,6 +244,18 @@ def test_a_guess_without_a_unit_is_asked_for_and_shown_without_one() -> None:
 def test_a_guess_needs_no_buttons() -> None:
     assert "Stored" in predict("t-2", "How many?", "GB", guess=3).text
     assert predictions()["t-2"].guess == 3
+
+
+@pytest.mark.parametrize("cell", ["reveal('t-8', 6)", "reveal('t-8', 6)\n1", "if True:\n    reveal('t-8', 6)"])
+def test_an_answer_is_shown_once_wherever_in_a_cell_it_stands(
+    data: Path, cell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook shows the value of a cell's last line alone."""
+    predict("t-8", "How many?", "GB", guess=3)
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+    shell.run_cell("from chapters.widgets import reveal")
+    assert shell.run_cell(cell).success
+    assert capsys.readouterr().out.count("You guessed 3.") == 1
 
 
 def test_without_a_guess_the_answer_is_shown_and_nothing_is_stored() -> None:
