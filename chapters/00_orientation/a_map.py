@@ -39,7 +39,7 @@ print(f"the course model has {decoder.num_parameters():,} parameters and runs on
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# You send a prompt of 1,000 tokens to Llama-3-8B, a model of 8 billion parameters, in 16 bit on one H100 (the SXM
+# You send a prompt of 1,000 tokens to Llama-3-8B, a model of 8 billion parameters, in 16 bits on one H100 (the SXM
 # version with 80 GB), and get an answer of 200 tokens. No other request is running, and everything runs at the limits
 # of the hardware. **What percentage of the time goes into writing the answer, and not into reading the prompt?**
 
@@ -485,7 +485,7 @@ print(f"operations per token of the 8B: {per_read / 1e9:.1f} GFLOP read, {per_wr
 #
 # ### Four limits, four requests
 #
-# Step 2 of the answer, as code. Four workloads of Llama-3-70B in 16 bit, split over several GPUs. For each, the time
+# Step 2 of the answer, as code. Four workloads of Llama-3-70B in 16 bits, split over several GPUs. For each, the time
 # that operations (dense peak), bytes and messages would take at the hardware's limits, and the share of the memory it
 # needs (90 % of the capacity is 100 % here, because an engine needs the rest). The longest time binds, unless memory is
 # short.
@@ -551,7 +551,7 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # %% [markdown] name="worked"
 # ### Worked problem 1: what fits?
 #
-# The worked problems of this course share one deployment: **Llama-3-70B in 16 bit on four H100 SXM with tensor
+# The worked problems of this course share one deployment: **Llama-3-70B in 16 bits on four H100 SXM with tensor
 # parallelism** (80 layers, 8 KV heads of 128, 70.55 billion parameters; 80 GB, 3.35 TB/s and 989 TFLOP/s dense bf16
 # each). In code it is `reference_impl.theory.deployment.WORKED`. Take paper, then unfold.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
@@ -580,7 +580,7 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # %% [markdown] name="models-text"
 # ### The models of this course
 #
-# One table, read by every calculator and widget. Weights and cache in 16 bit. Look at the cache column: it does not
+# One table, read by every calculator and widget. Weights and cache in 16 bits. Look at the cache column: it does not
 # scale with the parameters, because layers, KV heads and head dimension determine it. (A token has a key and a value
 # per KV head and layer; several query heads may share a KV head. *latent*: one compressed vector per layer instead.) In
 # a *mixture of experts* each token is routed to a few of many parallel blocks and uses only those, the *active*

@@ -63,7 +63,7 @@ print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h10
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Llama-3-70B, weights and cache in 16 bit, runs on as many H100 SXM as it needs. 128 conversations are being answered
+# Llama-3-70B, weights and cache in 16 bits, runs on as many H100 SXM as it needs. 128 conversations are being answered
 # at once, each 8,192 tokens long. Every step writes one token for each of them. Assume perfect GPU routines (*kernels*)
 # and no communication. The units that multiply matrices, the *tensor cores*, have a peak rate. **What percentage of
 # their dense bf16 peak can such a step use, at most?** (bf16 is a 16-bit number format.)
@@ -357,7 +357,7 @@ show(
 # you now have a question to ask of any slow kernel: *how far below which part of the roof is it?*
 #
 # Notice where the ridge is. A CPU core becomes compute-bound at a few to a few tens of FLOP per byte in fp32, a
-# data-centre GPU at hundreds in 16 bit. So batching pays off up to much larger batches on a GPU.
+# data-centre GPU at hundreds in 16 bits. So batching pays off up to much larger batches on a GPU.
 
 # %% [markdown] name="busy-text"
 # ### Busy is not the same as computing
@@ -405,7 +405,7 @@ widgets.table(
 
 # %% [markdown] name="busy-reading"
 # On an idle machine all three look equally busy. On a GPU the gap is wider, because its ridge is higher: the matrices
-# of a decode step at batch 1 in 16 bit can use at most 1/295 of an H100's dense peak, and GPU-Util may still show 100
+# of a decode step at batch 1 in 16 bits can use at most 1/295 of an H100's dense peak, and GPU-Util may still show 100
 # %. Ask for a counter of the tensor cores themselves (their *pipe*) instead. DCGM, NVIDIA's monitoring of data-centre
 # GPUs, calls it `DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, and `DCGM_FI_PROF_DRAM_ACTIVE` is the one for memory. Or compute the
 # share of the peak from the operations your model needs, as we do: that is **MFU**, model FLOP/s utilization. With a GPU
@@ -508,7 +508,7 @@ show(
 # ### The ceiling of decode
 #
 # Let the batch grow without bound. The weights' share of the bytes goes to zero, and the intensity tends to FLOP per
-# sequence over cache bytes per sequence. That is a constant. Here are Llama-3-70B, weights and cache in 16 bit, and an
+# sequence over cache bytes per sequence. That is a constant. Here are Llama-3-70B, weights and cache in 16 bits, and an
 # H100 SXM, dense bf16:
 
 
@@ -539,7 +539,7 @@ ax.loglog(B, roofline.weight_intensity(B), color=GREY, linewidth=1, label="weigh
 ax.axhline(h100.ridge(), color=INK, linewidth=1.2)
 ax.annotate("ridge of an H100, bf16", (1.2, h100.ridge() * 1.12), fontsize=8)
 ax.set_ylim(0.7, 1500)
-tidy(ax, "requests in the step", "FLOP per byte of the step", "Llama-3-70B, weights and cache in 16 bit")
+tidy(ax, "requests in the step", "FLOP per byte of the step", "Llama-3-70B, weights and cache in 16 bits")
 ax.legend(fontsize=8, frameon=False, loc="lower right")
 show(
     fig,
@@ -578,7 +578,7 @@ except ValueError as error:
 
 # %% [markdown] name="one-token-reading"
 # The ratio is the ridge again, because the intensity is 1. And the last line is the trap: 140 GB do not fit in 80 GB,
-# so "a 70B in 16 bit on an H100" is a thought experiment. Split over two or four GPUs, both times shrink alike and the
+# so "a 70B in 16 bits on an H100" is a thought experiment. Split over two or four GPUs, both times shrink alike and the
 # ratio stays (messages between the GPUs come on top).
 #
 # ### The memory hierarchy
@@ -790,9 +790,9 @@ for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16
           f"read and {format_bytes(slot)} written per token")  # fmt: skip
 
 # %% [markdown] name="ledger-levers-text"
-# And a real one: Llama-3-8B in 16 bit on an H100 SXM, one request at 8,192 tokens, then one lever at a time.
+# And a real one: Llama-3-8B in 16 bits on an H100 SXM, one request at 8,192 tokens, then one lever at a time.
 # Activations count the input and the output of every matrix once. *GQA* (grouped-query attention) lets several query
-# heads share a KV head; *MHA* gives each its own. The 4-bit weights leave the output matrix in 16 bit, as most
+# heads share a KV head; *MHA* gives each its own. The 4-bit weights leave the output matrix in 16 bits, as most
 # checkpoints do. Speculation is shown with three tokens accepted per pass: it divides
 # the bytes a pass reads, and the cost of drafting is left out. The times are floors, at full bandwidth. (The weights'
 # term counts what no engine can do without: all matrices, and not the table of input embeddings, of which a step looks
@@ -853,7 +853,7 @@ show(
 # %% [markdown] name="worked"
 # ### Worked problem 2: one step of 32 requests
 #
-# The deployment of problem 1 (`a_map`): Llama-3-70B in 16 bit on four H100 with tensor parallelism. 69.50 of its 70.55
+# The deployment of problem 1 (`a_map`): Llama-3-70B in 16 bits on four H100 with tensor parallelism. 69.50 of its 70.55
 # billion parameters are matrices; the rest is the table of input embeddings. 32 requests with 8,192 tokens each decode
 # one token.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
@@ -891,7 +891,7 @@ show(
 #   *Cached tokens* to 512.
 # - Set *Requests* to 1, *Cached tokens* to 0 and *New tokens* to 64, 256, 1,024: a prefill crosses the ridge.
 # - Back to one new token and 8,192 cached ones for the rest.
-# - *Weights* in 4 bit at one request: how far does the point move? And at 128 requests?
+# - *Weights* in 4 bits at one request: how far does the point move? And at 128 requests?
 # - *Arithmetic* fp8: the ridge moves, the point does not. Choose the T4 and bf16, and read what it says.
 # - Which steps of the 70B fit on four H100, and which do not?
 
@@ -930,7 +930,7 @@ print(
 
 # %% [markdown] name="errata-enough"
 # **"Batch enough, and decode becomes compute-bound."** (E00.3) True of the weight matrices. For the whole step section
-# 5 showed the ceiling: not with a 70B at 8,192 tokens in 16 bit on an H100, at any batch. And the caches have to fit:
+# 5 showed the ceiling: not with a 70B at 8,192 tokens in 16 bits on an H100, at any batch. And the caches have to fit:
 
 
 # %% name="errata-enough-cell"
@@ -1031,7 +1031,7 @@ widgets.table(
 # **"FlashAttention and PagedAttention are the answer to decode's bandwidth."** (E05.14) Put them in the ledger.
 # FlashAttention keeps the scores on the chip; in decode there is one row of them per head and layer. PagedAttention
 # saves *capacity*: it moves the same keys and values. (It may let a larger batch fit, and that lowers the weights'
-# term.) The cell below shows what does lower the bytes, each against one request in 16 bit:
+# term.) The cell below shows what does lower the bytes, each against one request in 16 bits:
 
 # %% name="errata-flash-cell"
 scores = 2 * 2 * 2 * small.layers * small.num_heads * CONTEXT  # scores and softmax, each written and read, 2 bytes each
@@ -1079,8 +1079,8 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="roofline"))
 #
 # - `I = FLOP / bytes moved`. Attainable = `min(peak, I · bandwidth)`. Ridge = `peak / bandwidth`.
 # - H100 SXM, dense: 295 FLOP/byte in bf16, 591 in fp8. Name SKU, precision, dense or sparse.
-# - Weights alone: `2 · tokens / bytes per weight`. Batch 1: 1 in 16 bit, 2 in 8 bit, 4 in 4 bit.
-# - A matrix `d_in × d_out` in 16 bit saturates at `d_in · d_out / (d_in + d_out)`.
+# - Weights alone: `2 · tokens / bytes per weight`. Batch 1: 1 in 16 bits, 2 in 8 bits, 4 in 4 bits.
+# - A matrix `d_in × d_out` in 16 bits saturates at `d_in · d_out / (d_in + d_out)`.
 # - Attention in decode: `query heads / KV heads` at 2 bytes a value, whatever the batch. So decode has a ceiling:
 #   `FLOP per sequence / cache bytes per sequence`.
 # - Step floor = `max(FLOP / peak, bytes / bandwidth)`, on a deployment that fits.

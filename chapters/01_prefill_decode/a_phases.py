@@ -577,7 +577,7 @@ widgets.table(
 # %% [markdown] name="worked"
 # ### Worked problem 3: a prompt beside 32 streams
 #
-# The course's deployment again (chapter 00): Llama-3-70B in 16 bit on four H100 with tensor parallelism; 139.0 GB of
+# The course's deployment again (chapter 00): Llama-3-70B in 16 bits on four H100 with tensor parallelism; 139.0 GB of
 # weights that a pass reads, of which 2.1 GB are the output matrix, and 327,680 bytes of cache per token. 32 requests
 # decode at 2,048 tokens each. A prompt of 4,096 tokens arrives, and a step computes it whole, beside the 32.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->

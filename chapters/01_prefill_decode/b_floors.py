@@ -135,7 +135,7 @@ show(
 
 # %% name="scratch"
 def config_numbers(c):
-    """(weights of the layers, of the output matrix, FLOP per pair, cache bytes per token in 16 bit)."""
+    """(weights of the layers, of the output matrix, FLOP per pair, cache bytes per token in 16 bits)."""
     d, f = c["hidden_size"], c["intermediate_size"]
     q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
     layer = d * q + 2 * d * kv + q * d + 3 * d * f  # Q, K, V, O, gate, up, down
@@ -816,7 +816,7 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=3, tag="deployment"))
 # %% [markdown] name="worked"
 # ### Worked problem 4: from the floor to a rate
 #
-# The course's deployment (chapter 00): Llama-3-70B in 16 bit on four H100 with tensor parallelism, 139.0 GB of weights
+# The course's deployment (chapter 00): Llama-3-70B in 16 bits on four H100 with tensor parallelism, 139.0 GB of weights
 # to read, 80 layers, 327,680 bytes of cache per token. One stream at 8,192 tokens.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_4_from_the_floor_of_a_stream_to_its_rate -->
 #
@@ -830,7 +830,7 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=3, tag="deployment"))
 # of the bandwidth 13.2 + 1.6 = **14.8 ms**, **67 tokens/s**.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_4_from_the_floor_of_a_stream_to_its_rate -->
 #
-# 4-bit weights, a 16-bit scale for every 128 and the output matrix left in 16 bit: 35.3 + 2.1 = 37.4 GB. With the cache
+# 4-bit weights, a 16-bit scale for every 128 and the output matrix left in 16 bits: 35.3 + 2.1 = 37.4 GB. With the cache
 # 40.1 GB, at 80 %: 3.7 + 1.6 = 5.3 ms, 187 tokens/s. That is 2.8 times, not 4: scales, output matrix, cache and
 # all-reduces do not shrink.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_4_from_the_floor_of_a_stream_to_its_rate -->

@@ -630,7 +630,7 @@ widgets.latency_budget("llama-3-8b", use="chat", prompt=2048, output=256)
 # %% [markdown] name="worked"
 # ### Worked problem 5: does it keep its objectives?
 #
-# The course's deployment (chapter 00): Llama-3-70B in 16 bit on four H100 with tensor parallelism, 139.0 GB of weights
+# The course's deployment (chapter 00): Llama-3-70B in 16 bits on four H100 with tensor parallelism, 139.0 GB of weights
 # to read, of which 2.1 GB are the output matrix. Assume half of the arithmetic and 80 % of the bandwidth, and 2 ms of
 # all-reduces in a decode step. Chats have prompts of 2,000 tokens and get 200. The objective: a first token within 1 s,
 # at most 25 ms per further token.
@@ -909,7 +909,7 @@ widgets.table(
 # **"FlashAttention and PagedAttention cut the bytes a decode step reads; the keys and values are the bottleneck."**
 # (E05.14) Chapter 00b has the whole ledger. Here is what one step of Llama-3-8B must read for one request at a context
 # of 8,192, with each lever applied. FlashAttention keeps the scores on the chip, so count the bytes they would take.
-# Paging avoids reservations, so count the memory that is held. (The 4-bit weights leave the output matrix in 16 bit.)
+# Paging avoids reservations, so count the memory that is held. (The 4-bit weights leave the output matrix in 16 bits.)
 
 # %% name="errata-bytes-cell"
 weights, cache = kv_cache.read_bytes(llama), 8192 * kv_cache.bytes_per_token(llama)
@@ -919,8 +919,8 @@ scores = 4 * 2 * llama.layers * llama.num_heads * 8192
 reads = {
     "no FlashAttention": weights + cache + scores,
     "FlashAttention": weights + cache,
-    "weights in 4 bit": kv_cache.read_bytes(llama, kv_cache.bits_per_weight(4, 128), 16) + cache,
-    "cache in 8 bit": weights + cache / 2,
+    "weights in 4 bits": kv_cache.read_bytes(llama, kv_cache.bits_per_weight(4, 128), 16) + cache,
+    "cache in 8 bits": weights + cache / 2,
     "per token, batch 16": weights / 16 + cache,
     "without grouped heads": weights + every_head,
 }

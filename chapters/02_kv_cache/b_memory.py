@@ -36,7 +36,7 @@ on_gpu = model.device.type == "cuda"
 # ## 1. A question with a number
 #
 # Llama-3-70B has 80 layers, 64 query heads, 8 KV heads, and 128 values per head. It serves one request of 8,192 tokens.
-# **How many GB do its keys and values take in 16 bit?** GB means 10⁹ bytes here. Guess before you compute.
+# **How many GB do its keys and values take in 16 bits?** GB means 10⁹ bytes here. Guess before you compute.
 
 # %% name="predict"
 widgets.predict("02b-gigabytes", "How many GB does the cache of 8,192 tokens take in Llama-3-70B, 16 bit?", "GB")
@@ -327,7 +327,7 @@ for name, plan in plans.items():
 
 # %% [markdown] name="oom-reading"
 # What remains at the end is weights and cache. If *that* is too much, other remedies are needed: store keys and values
-# in 8 bit, which halves the cache; allocate memory in blocks, so that no memory is reserved and unused; admit requests
+# in 8 bits, which halves the cache; allocate memory in blocks, so that no memory is reserved and unused; admit requests
 # only while blocks are free; and if a single request is too large, split it over several GPUs or offload part of the
 # cache. (Tensor parallelism splits the cache by KV heads. With more GPUs than KV heads some heads are stored twice, so
 # a GPU's share shrinks no further.)
@@ -377,14 +377,14 @@ print("falcon-7b from its config:", model_shapes.from_config(falcon).attention_k
 
 # %% [markdown] name="errata-int8"
 # **"An 80 GB GPU holds a 70B model in INT8, 35 GB, with 45 GB left."** (E02.5) One byte per weight is 70.6 GB. 35 GB would be
-# 4 bit for every weight, without the scales that 4-bit formats need, and with the embeddings in 4 bit, too. Most 4-bit
-# checkpoints keep the embedding and the output matrix in 16 bit: the third row.
+# 4 bit for every weight, without the scales that 4-bit formats need, and with the embeddings in 4 bits, too. Most 4-bit
+# checkpoints keep the embedding and the output matrix in 16 bits: the third row.
 
 # %% name="errata-int8-cell"
 gpu, each = device("H100").capacity, kv_cache.bytes_per_token(big)
 for name, bits, embedding in (
     ("INT8", 8, None), ("4 bit, group 128", kv_cache.bits_per_weight(4, 128), None),
-    ("the same, embeddings in 16 bit", kv_cache.bits_per_weight(4, 128), 16),
+    ("the same, embeddings in 16 bits", kv_cache.bits_per_weight(4, 128), 16),
 ):  # fmt: skip
     weights = kv_cache.weight_bytes(big, bits, embedding)
     left = kv_cache.kv_budget(gpu, weights)
@@ -457,7 +457,7 @@ print(f"a hybrid model: {hybrid.kv_layers} of {hybrid.layers} layers keep keys a
 # %% [markdown] name="worked-problem"
 # ### Worked problem: one long request among many short ones
 #
-# The course's deployment, as in all chapters: Llama-3-70B in 16 bit (80 layers, 8 KV heads of 128, 70.55 billion
+# The course's deployment, as in all chapters: Llama-3-70B in 16 bits (80 layers, 8 KV heads of 128, 70.55 billion
 # parameters) on four H100 of 80 GB with tensor parallelism. An engine may use 90 % of the memory; leave activations out.
 # <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
 #
@@ -474,7 +474,7 @@ print(f"a hybrid model: {hybrid.kv_layers} of {hybrid.layers} layers keep keys a
 # <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
 #
 # Two long requests and the 60 chats need 166.4 GB. An 8-bit cache halves that, to 83.2 GB. 4-bit weights
-# with a 16-bit scale for every 128, embeddings and output matrix left in 16 bit, take 39.5 GB and leave 248.5 GB.
+# with a 16-bit scale for every 128, embeddings and output matrix left in 16 bits, take 39.5 GB and leave 248.5 GB.
 # **Either is enough.** The 8-bit cache leaves 63.7 GB, in which a token takes half; the 4-bit weights leave 82.1 GB, in
 # which it takes all of its 327,680 bytes: 389 thousand tokens more against 250 thousand.
 # <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
@@ -545,7 +545,7 @@ widgets.quiz(load_quiz("02_kv_cache").draw(seed=1, tag="memory"))
 #
 # - Bytes per token = `2 · layers · KV heads · head_dim · bytes`. KV heads, not query heads; head_dim from the config.
 #   MLA: `layers · (latent + rope dim) · bytes`. Hybrids: only the attention layers, plus a fixed state per request.
-# - Llama-3-8B: 128 KiB per token in 16 bit. Llama-3-70B: 320 KiB, 2.68 GB per 8,192 tokens.
+# - Llama-3-8B: 128 KiB per token in 16 bits. Llama-3-70B: 320 KiB, 2.68 GB per 8,192 tokens.
 #   <!-- printed: worked-lengths -->
 # - MHA: KV heads = query heads. GQA: fewer. MQA: one. The cache shrinks by query heads per KV head.
 # - Budget: `utilization · memory − weights − reserve`. Divide by bytes per token: tokens over *all* requests.

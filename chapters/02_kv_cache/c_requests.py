@@ -186,7 +186,7 @@ print("prompts of", [len(p) for p in prompts[:3]], "tokens: the same outputs tog
 
 # %% [markdown] name="engine-blocks-text"
 # (Equal tokens, here in float32. Matrices of another number of rows may add in another order, so logits agree up to
-# rounding, and in 16 bit a choice between two nearly equal ones can tip. Bitwise equality is what an engine's
+# rounding, and in 16 bits a choice between two nearly equal ones can tip. Bitwise equality is what an engine's
 # `batch_invariant=True` promises, at a price.)
 #
 # The engine does the same with blocks. Two requests grow in turn, so their blocks interleave. The block table keeps the
@@ -376,7 +376,7 @@ print(repr(first.text), repr(other.text), sep="\n")
 # %% [markdown] name="worked-problem"
 # ### Worked problem: reserve or fill
 #
-# The course's deployment: Llama-3-70B in 16 bit on four H100 of 80 GB with tensor parallelism, 90 % of the memory
+# The course's deployment: Llama-3-70B in 16 bits on four H100 of 80 GB with tensor parallelism, 90 % of the memory
 # usable, 327,680 bytes of cache per token, 448,280 tokens of it beside the weights.
 # <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
 #

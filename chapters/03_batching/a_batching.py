@@ -232,7 +232,7 @@ print(
 # batching, dynamic batching, and that of Orca (Yu et al., 2022), which introduced continuous batching, without chunked
 # prefill and with memory reserved for the longest output. Same model, same attention, same requests: only the order of
 # work differs. So only the steps differ, and the texts are equal. (Up to rounding, to be exact: other neighbours in a
-# step can mean another order of additions. In float32, as here, that tips no choice; in 16 bit it can, unless the engine
+# step can mean another order of additions. In float32, as here, that tips no choice; in 16 bits it can, unless the engine
 # runs with `batch_invariant=True`.)
 
 
@@ -898,7 +898,7 @@ widgets.table(
 # %% [markdown] name="worked-problem"
 # ### Worked problem: a long prompt beside 32 streams
 #
-# The course's deployment: Llama-3-70B in 16 bit on four H100 with tensor parallelism. Here half of the peak (1,979
+# The course's deployment: Llama-3-70B in 16 bits on four H100 with tensor parallelism. Here half of the peak (1,979
 # TFLOP/s of all four) and 80 % of the bandwidth (10.72 TB/s) are reached; communication is left out. A step reads
 # 139.0 GB of weights. The layers have 68.45 · 10⁹ weights, attention takes 4 · 64 · 128 · 80 FLOP per query-key pair.
 # <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->

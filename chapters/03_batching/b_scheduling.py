@@ -1094,7 +1094,7 @@ widgets.table(
 # %% [markdown] name="worked-problem"
 # ### Worked problem: how many seats?
 #
-# The course's deployment: Llama-3-70B in 16 bit on four H100 with tensor parallelism, half of the peak (1,979 TFLOP/s of
+# The course's deployment: Llama-3-70B in 16 bits on four H100 with tensor parallelism, half of the peak (1,979 TFLOP/s of
 # all four) and 80 % of the bandwidth (10.72 TB/s). A step reads 139.0 GB of weights, the layers have 68.45 · 10⁹ of them,
 # attention takes 4 · 64 · 128 · 80 FLOP per pair, and the cache holds 448,280 tokens of 327,680 bytes. Logits and
 # communication are left out.

@@ -379,7 +379,7 @@ assert beams.block_pool.num_free == 60
 #
 # To see them we need a large model and many requests, but neither its weights nor its GPU. Scheduler, pool and block
 # tables are the engine's own and really run; the duration of each step comes from the cost model of chapter 01:
-# Llama-2-13B in 16 bit on one A100 with 80 GB, at the limits of the hardware. The load is a burst of 300 requests,
+# Llama-2-13B in 16 bits on one A100 with 80 GB, at the limits of the hardware. The load is a burst of 300 requests,
 # prompts of 160 tokens and answers of 340 on average, both exponential and capped at 1,000. The model's context is
 # 2,048 tokens. Four ways to allocate memory:
 #

@@ -3,7 +3,7 @@
 #
 # About 60 minutes of reading and running, and your own time for writing. You need `c_methods`, `d_whole_models`,
 # `e_kv_cache` and `f_fewer_numbers`. There you watched. Here you write the function, predict the number, and run your
-# function on the course model.
+# function on the course model. A ninth experiment, at the end, is a program for a model of 7B.
 
 # %% name="setup"
 import argparse

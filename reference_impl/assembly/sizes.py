@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
-from reference_impl.annexes.graphs.graphs import WIDEST_TREES
 from reference_impl.annexes.sizing.budget import num_blocks_for
 from reference_impl.annexes.sizing.profile import (
     CudaMemory,
@@ -66,6 +65,8 @@ def size_cache(made: Made, parts: Parts) -> int:
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
     of_graphs = 0
     if config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None:
+        from reference_impl.annexes.graphs.graphs import WIDEST_TREES  # it needs torch, which a simulation does not
+
         trees = bool(config.draft_tree) or config.speculative == "lookahead"
         of_graphs = bytes_of_graphs(measured, steps, WIDEST_TREES if trees else None)
     return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, of_graphs)
