@@ -16,6 +16,7 @@ take half a minute the first time, and a few seconds in later processes, which f
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,8 @@ from reference_impl.kernels import reference
 # (a layer's params, x [1, in_features]) -> [1, out_features]: what one row is multiplied by, in torch's operators.
 Product = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 # Of the compiler. What is computed once for a row goes to memory, or it would be computed again for each output of the
-# product behind it. A norm of a row is done before a second thread has begun. Forms are checked when a function is
-# looked up; to check them again in each call takes a tenth of the time.
+# product behind it. A norm of a row is done before a second thread has begun. Shapes and strides are part of the key by
+# which a function is found; to check them in each call takes a tenth of the time.
 OPTIONS = {
     "compile_threads": 1,
     "cpp.min_chunk_size": 4096,
@@ -78,19 +79,18 @@ class Functions:
     config: ModelConfig
     products: Mapping[type, Product]  # by the LinearMethod
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
-    # By name and linear layers, with the methods of these: to make the whole key takes longer than to call.
+    # By name and linear layers, with their methods and tensors: where these are the same objects, so is the key of
+    # `_made`, and to make it takes longer than to call.
     _found: dict[Any, tuple[list[Any], Callable[..., Any]]] = field(default_factory=dict)
 
     def __call__(self, name: str, linears: Sequence[Linear], *tensors: Tensor) -> Any:
         """The function of that name, on these tensors, contiguous, and the linear layers' own."""
-        arguments, methods = [*tensors], []
-        for linear in linears:
-            methods.append(linear.method)
-            arguments += linear.params.values()
+        of_linears = [tensor for linear in linears for tensor in linear.params.values()]
+        parts, arguments = [*(linear.method for linear in linears), *of_linears], [*tensors, *of_linears]
         known, found = self._found.get((name, *linears), (None, None))
-        if found is None or known != methods:
+        if found is None or known is None or len(known) != len(parts) or not all(map(operator.is_, known, parts)):
             found = self._of_forms(name, linears, arguments)
-            self._found[name, *linears] = methods, found
+            self._found[name, *linears] = parts, found
         return found(*arguments)
 
     def _of_forms(self, name: str, linears: Sequence[Linear], arguments: Sequence[Tensor]) -> Callable[..., Any]:

@@ -320,7 +320,7 @@ class Adapting(Drafting):
             self._prompt_seconds.append(output.drafting / plan.num_tokens)
             usual = min(self._prompt_seconds[-1], STALL * statistics.median(self._prompt_seconds))
             for row in plan.rows:
-                if row.num_tokens > 1:
+                if row.num_tokens > 1 and row.request_id in self._requests:  # not aborted meanwhile
                     self._prompts[row.request_id] = self._prompts.get(row.request_id, 0.0) + usual * row.num_tokens
         finished = super().update(plan, output)
         self._ended = output.finished_at if self.running else None
@@ -338,10 +338,8 @@ class Adapting(Drafting):
     def _prompt_seconds_of_a_token(self, plan: StepPlan) -> float:
         """Of a model, for a token of each row: what its prompt took, over the tokens that its request may give."""
         usual = statistics.fmean(self._lengths) if self._lengths else math.inf
-        asked = {name: self._requests[name].sampling.max_tokens for name in self._prompts}
-        return sum(
-            self._prompts.get(row.request_id, 0.0) / min(usual, asked.get(row.request_id, 1)) for row in plan.rows
-        )
+        names = [row.request_id for row in plan.rows if row.request_id in self._prompts]
+        return sum(self._prompts[name] / min(usual, self._requests[name].sampling.max_tokens) for name in names)
 
     def _finish(self, request: Request, reason: str) -> None:
         super()._finish(request, reason)

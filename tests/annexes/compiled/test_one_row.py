@@ -178,16 +178,19 @@ def test_an_attention_may_give_its_heads_in_any_strides(
     assert texts(compiled) == expected
 
 
-@pytest.mark.parametrize("with_method", [False, True])
-def test_weights_may_be_replaced_by_others(pair: tuple[Decoder, CompiledDecoder], with_method: bool) -> None:
+@pytest.mark.parametrize("how", ["in its place", "with a method", "in other strides"])
+def test_weights_may_be_replaced_by_others(pair: tuple[Decoder, CompiledDecoder], how: str) -> None:
     plain, compiled = pair
     before, linears = texts(compiled), [model.layers[0].o for model in pair]
     kept = [(linear.method, dict(linear.params)) for linear in linears]
     try:
         for linear in linears:
             linear.params["weight"] = linear.params["weight"] * -3
-        if with_method:
-            linears[1].method = Rows(linears[1].params["weight"].dtype)
+        weight = linears[1].params["weight"]
+        if how == "with a method":
+            linears[1].method = Rows(weight.dtype)
+        elif how == "in other strides":
+            linears[1].params["weight"] = weight.t().contiguous().t()
         assert texts(compiled) == texts(plain) != before
     finally:
         for linear, (method, params) in zip(linears, kept, strict=True):

@@ -28,7 +28,7 @@ from reference_impl.annexes.speculative.adapting import (
 )
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.interfaces import Reply, Row, Step, StepPlan
+from reference_impl.interfaces import Reply, Row, SamplingParams, Step, StepOutput, StepPlan
 from reference_impl.observe.trace import DraftUse, StepDone, Trace
 from reference_impl.simulation.executor import SimulatedGPU
 from reference_impl.simulation.ledger import Ledger
@@ -407,3 +407,20 @@ def test_what_wins_next_to_nothing_is_switched_off() -> None:
         winning.add(10, 14, 0.013, 0.003)
     assert winning.on
     assert not even.on
+
+
+def test_a_request_that_is_aborted_while_its_prompt_is_computed_leaves_nothing() -> None:
+    config = EngineConfig(num_blocks=400, num_drafts=2, adaptive_drafts="on")
+    engine = Replica(Roofline(), config, acceptance=0.9, keep_up_seconds=0.001, draft_seconds=0.001).engine
+    scheduler = engine.scheduler
+    assert isinstance(scheduler, Adapting)
+    for name in ("stays", "goes"):
+        engine.add(list(range(10)), SamplingParams(max_tokens=20, ignore_eos=True), request_id=name)
+    plan = scheduler.schedule(0.0)
+    scheduler.abort("goes")
+    scheduler.update(plan, StepOutput({row.request_id: (7,) for row in plan.rows}, {}, 0.0, 0.02, drafting=0.01))
+    assert {*scheduler._prompts} == {"stays"}
+    plan = scheduler.schedule(0.02)
+    scheduler.update(plan, StepOutput({"stays": (7,)}, {}, 0.02, 0.04, drafting=0.01))
+    scheduler.abort("stays")
+    assert not scheduler._prompts
