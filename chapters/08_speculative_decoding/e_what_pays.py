@@ -175,14 +175,16 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 #
 # The engine measures, while it serves, what steps of different sizes take and how often each request's guesses are kept.
 # The j-th guess is kept with all before it with probability a^j; it is worth its time while that is more than its *price*:
-# the tokens which the engine would give in the time of one more token in a step. A model that guesses has two costs
-# besides. It runs once more for each further guess, for all requests at once: so how often it runs is decided for all, by
-# their mean acceptance, against a price that holds each request's share of such a pass (`_depth_that_pays`). And it
-# computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
-# switches it off, and tries it again with later requests, so seldom that the trials cost 1 % of the time at most.
+# the tokens which the engine would give in the time that one more guess takes in a step. Some costs do not grow with the
+# number of guesses: a model that guesses runs once more for each further one, for all requests at once, and the first
+# guess of a step may cost more than the next. So how deep a step guesses is decided for all requests together: of the depths
+# from none to k, that at which tokens are expected to come fastest, by what such steps took (`_depth_that_pays`). And a
+# model that guesses computes every token of a step, to keep up with the text. Where that does not give tokens at least 5 %
+# faster than steps without it, the engine switches it off, and tries it again with later requests, so seldom that the
+# trials cost 1 % of the time at most.
 #
-# Names in this code: `prices` are that price and that of a pass, None until steps of two sizes were measured
-# (`costs.target.seconds` has them by size). `_num_worth` is the largest k with chance^k larger than the price. `found` is
+# Names in this code: `price` is that price, None until steps with guesses and without were measured. `costs.seconds(rows,
+# guesses, depth)` is what a step takes. `_num_worth` is the largest k with chance^k larger than the price. `found` is
 # what was seen of the request's own guesses, `of_all` of all requests' together. `chance(expected, weight)`, in `_chance`,
 # is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
 # judged), mixed with what is `expected` as if `weight` guesses had shown it. Expected of all requests together is 0.8

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative.adapting import Adapting, Payoff
+from reference_impl.annexes.speculative.adapting import Adapting
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.payoff import Payoff
+from reference_impl.annexes.speculative.step_costs import NUM_SEEN
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
@@ -57,6 +59,8 @@ def flipping(engine: Engine, seed: int) -> Engine:
     scheduler: Any = engine.scheduler
     assert isinstance(scheduler, Adapting)
     scheduler.payoff = Flips(seed)
+    for _ in range(NUM_SEEN):  # known, so that each step is judged
+        scheduler.costs.plain.add(1, 0.01, 0)
     scheduler._num_that_pay = lambda request: NUM_DRAFTS  # type: ignore[method-assign]
     return engine
 

@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.speculative.adapting import (
+from reference_impl.annexes.speculative.adapting import PLAIN_AFTER, TRIAL_AFTER, Acceptance, Adapting
+from reference_impl.annexes.speculative.payoff import (
     COLD_STEPS,
-    FORGOTTEN_AFTER,
+    LEAST_SEEN,
+    LEAST_WON,
     MEMORY,
     MOST_LOST,
-    NUM_SIZES,
+    NEW,
     OFF_STEPS,
-    PLAIN_AFTER,
-    TRIAL_AFTER,
     TRIAL_STEPS,
-    Acceptance,
-    Adapting,
     Payoff,
+)
+from reference_impl.annexes.speculative.scheduling import Drafting
+from reference_impl.annexes.speculative.step_costs import (
+    FORGOTTEN_AFTER,
+    NUM_SEEN,
+    NUM_SIZES,
+    NUM_TIMES,
     StepCosts,
     Times,
 )
-from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.interfaces import Reply, Row, SamplingParams, Step, StepOutput, StepPlan
 from reference_impl.observe.trace import DraftUse, StepDone, Trace
@@ -90,12 +94,14 @@ def test_the_first_guess_of_a_step_may_cost_more_than_all_that_follow(
     assert adapted <= 1.05 * min(plain, *fixed)
 
 
-def test_a_step_in_about_fifty_has_no_guesses_so_that_what_they_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_steps_in_about_fifty_have_no_guesses_so_that_what_they_cost_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps = steps_of(monkeypatch, Roofline(), "on", 4, acceptance=1.0, num_requests=3, tokens=1000)
     assert DraftUse.of(steps).num_steps_off == 0, "guesses would have paid there, too"
-    without = [n for n, step in enumerate(steps) if not any(row.num_drafts for row in step.rows)][2:-1]
-    assert len(without) >= 3
-    assert {b - a for a, b in itertools.pairwise(without)} == {PLAIN_AFTER + 1}
+    without = [n for n, step in enumerate(steps) if not any(row.num_drafts for row in step.rows)][2 + NUM_SEEN : -1]
+    assert len(without) >= 6
+    assert {b - a for a, b in itertools.pairwise(without)} == {1, PLAIN_AFTER + 1}
 
 
 def decoding(*guesses: int) -> StepPlan:
@@ -103,69 +109,126 @@ def decoding(*guesses: int) -> StepPlan:
     return StepPlan(1, tuple(Row(str(i), 9, 1, True, num) for i, num in enumerate(guesses)))
 
 
-def test_the_price_is_what_a_token_more_costs_in_tokens() -> None:
+def costs_of(
+    *depths: int, num_rows: int = 4, first: float = 0.0, drafting: tuple[float, float] = (0.0, 0.0)
+) -> StepCosts:
+    """After steps in which each row has so many guesses: a second for a step, 0.01 for a guess, `first` for the first
+    of a step; of a model a part for each step and one for each guess of a row."""
     costs = StepCosts()
-    assert costs.prices(4) is None
+    for depth in depths:
+        spent = drafting[0] + drafting[1] * depth
+        costs.add(decoding(*[depth] * num_rows), 10, 1 + first * (depth > 0) + 0.01 * num_rows * depth + spent, spent)
+    return costs
+
+
+def test_what_a_guess_costs_is_known_when_steps_with_some_and_without_were_seen() -> None:
+    assert costs_of().slope(4) is None
+    assert costs_of(0, 0, 0, 0, 1).slope(4) is None
+    assert costs_of(0, 0, 1, 1, 1).slope(4) is None
+    assert costs_of(0, 0, 0, 0, 1, 1, 1).slope(4) == pytest.approx(0.01), "between a step without and one with"
+    assert costs_of(0, 0, 0, 0, 1, 1, 1, 3, 3, 3).slope(4) == pytest.approx(0.01)
+    assert costs_of(0, 0, 0, 0, 1, 1, 1, first=0.5).slope(4) == pytest.approx(0.135)
+    assert costs_of(0, 0, 0, 0, 1, 1, 1, 3, 3, 3, first=0.5).slope(4) == pytest.approx(0.01)
+
+
+def test_seconds_are_those_of_steps_of_the_size_or_what_follows_from_others() -> None:
+    costs = costs_of(*(0, 0, 1, 2, 3) * NUM_TIMES, first=0.3, drafting=(0.5, 0.2))
+    for depth in range(6):
+        expected = 1.5 + 0.3 * (depth > 0) + (0.04 + 0.2) * depth
+        assert costs.seconds(4, 4 * depth, depth) == pytest.approx(expected), depth
+    assert costs.seconds(6, 0, 0) == pytest.approx(1.5 + 0.02), "of rows not seen: as if each more were a guess more"
+    assert costs.seconds(6, 6, 1) == pytest.approx(1.3 + 0.01 * 8 + 0.7)
+
+
+def test_a_step_without_guesses_counts_only_behind_one_without() -> None:
+    costs = costs_of(*(0, 1) * 9)
+    assert not costs.plain.seconds
+    for _ in range(NUM_SEEN):
+        costs.add(decoding(0, 0, 0, 0), 4, 9.0)
+        costs.add(decoding(0, 0, 0, 0), 4, 1.0)
+        costs.interrupt()
+    assert costs.plain.seconds == {4: 1.0}
+
+
+def test_the_rate_is_that_of_the_newest_steps() -> None:
+    costs = costs_of(*[1] * 50)
+    assert costs.rate == pytest.approx(10 / 1.04, rel=0.001)
     for _ in range(50):
-        costs.add(decoding(*[0] * 4), 4, 1.0, 0.0)
-    assert costs.prices(4) is None  # of one size nothing follows
-    for _ in range(50):
-        costs.add(decoding(*[1] * 4), 8, 1.4, 0.0)  # 0.1 s for each token more, at 8 / 1.4 tokens a second
-    assert costs.prices(4) == (pytest.approx(0.1 * 8 / 1.4, rel=0.01), 0, 0)
-    for _ in range(100):
-        costs.add(decoding(*[2] * 4), 6, 1.8, 0.0)
-    assert costs.prices(4) == (pytest.approx(0.1 * 6 / 1.8, rel=0.01), pytest.approx(0), 0)
+        costs.add(decoding(2, 2, 2, 2), 6, 2.0)
+    assert costs.rate == pytest.approx(6 / 2.0, rel=0.001)
 
 
-def test_the_first_guess_has_a_price_of_its_own() -> None:
-    costs = StepCosts()
-    for depth in (0, 1, 2, 3) * 9:
-        costs.add(decoding(*[depth] * 4), 10, 1.0 + 0.3 * (depth > 0) + 0.01 * 4 * depth, 0.0)
-    rate = 10 / (1.3 + 0.12)
-    near = {"rel": 0.1}  # the rate is that of the newest steps
-    assert costs.prices(4) == (pytest.approx(0.01 * rate, **near), pytest.approx(0.3 * rate, **near), 0)
-    assert costs.of_guesses(4, 12) == pytest.approx(0.3 + 0.12)
-    assert costs.of_guesses(4, 0) == 0
-    # Of a number of rows that was not seen alone: the slope says all that is known.
-    assert costs.of_guesses(5, 7) == pytest.approx(0.07)
-    assert costs.prices(5) == (pytest.approx(0.01 * rate, **near), 0, 0)
+def test_steps_without_a_model_are_known_by_how_many_rows_they_have() -> None:
+    costs = costs_of(*(0, 0, 1, 2) * 9)
+    assert costs.seconds_alone(4) is None
+    for _ in range(1 + NUM_SEEN):
+        costs.add_alone(4, 0.9)
+    assert costs.seconds_alone(4) == pytest.approx(0.9)
+    assert costs.seconds_alone(6) == pytest.approx(0.92)
+    assert costs.seconds_alone(9) is None
+    assert costs.plain.seconds == {4: 1.0}
 
 
-def test_a_pass_of_what_guesses_has_a_price_of_its_own() -> None:
-    costs = StepCosts()
-    for depth in (0, 1, 2) * 30:
-        costs.add(decoding(*[depth] * 4), 10, 1.0 + 0.01 * 4 * depth + 0.5 + 0.2 * depth, 0.5 + 0.2 * depth)
-    assert costs.target.slope() == pytest.approx(0.01)
-    assert costs.drafting.slope() == pytest.approx(0.2)
-    assert costs.prices(4) == (
-        pytest.approx(0.01 * 10 / 1.74, rel=0.05), pytest.approx(0, abs=1e-9), pytest.approx(0.2 * 10 / 1.74, rel=0.05)
-    )  # fmt: skip
+def times_of(*seen: tuple[int, float]) -> Times:
+    times = Times()
+    for now, (size, seconds) in enumerate(seen):
+        times.add(size, seconds, now)
+    return times
 
 
 def test_times_are_of_the_newest_steps_and_of_the_sizes_seen_lately() -> None:
-    times = Times()
-    times.add(1, 2.0)
-    assert times.slope() is None
-    times.add(5, 1.0)
-    assert times.slope() == 0  # a time that falls with size is noise
-    for size in range(100, 200):
-        times.add(size, 1.0)
-    assert [*times.seconds] == [*range(184, 200)]
-    for _ in range(FORGOTTEN_AFTER + NUM_SIZES):
-        times.add(7, 1.0)
+    assert times_of().at(3) is None
+    assert times_of(*[(3, 1.0)] * (NUM_SEEN - 1)).at(3) is None, "the first steps of a kind may say nothing"
+    assert times_of(*[(3, 1.0)] * NUM_SEEN).at(3) == times_of(*[(3, 1.0)] * NUM_SEEN).at(5) == 1
+    falls = times_of(*[(1, 2.0)] * NUM_SEEN, *[(5, 1.0)] * NUM_SEEN)
+    assert falls.line() == (0, 3, 1.5), "a time that falls with size is noise"
+    times = times_of(*[(size, 1.0) for size in range(8, 16) for _ in range(NUM_SEEN)])
+    assert [*times.seconds] == [*range(8, 16)]
+    for now in range(100, 100 + FORGOTTEN_AFTER + NUM_SIZES):
+        times.add(7, 1.0, now)
     assert [*times.seconds] == [7]
-    for seconds in [1.0] * 20 + [2.0] * 5:
-        times.add(7, seconds)
+    for seconds in [1.0] * 20 + [2.0] * (NUM_TIMES // 2 + 1):
+        times.add(7, seconds, now)
     assert times.seconds == {7: 2.0}
+
+
+def test_large_sizes_count_together_and_the_number_of_sizes_is_limited() -> None:
+    """Of 64 rows with guesses hardly two steps have as many tokens."""
+    times = times_of(*[(size, size / 1000) for size in range(64, 320)] * 2)
+    assert len(times.seconds) <= NUM_SIZES
+    line = times.line()
+    assert line is not None
+    assert line.slope == pytest.approx(0.001, rel=0.1)
+    for size in (64, 100, 200, 319):
+        assert times.at(size) == pytest.approx(size / 1000, rel=0.13)
 
 
 @pytest.mark.parametrize("stalls", [1, 3])
 def test_a_step_that_took_fifty_times_as_long_changes_no_time(stalls: int) -> None:
-    times = Times()
-    for turn in range(8):
-        times.add(1, 1.0)
-        times.add(5, 50.0 if turn < stalls else 1.2)
-    assert times.slope() == pytest.approx(0.05)
+    times = times_of(
+        *[(size, 50.0 if size == 5 and turn < stalls else 1 + size / 20) for turn in range(8) for size in (1, 5)]
+    )
+    assert times.at(3) == pytest.approx(1.15)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_first_step_of_a_kind_that_takes_fifty_times_as_long_stops_no_guesses(
+    monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    """What is computed for the first time may be made then: its buffers, its code."""
+
+    @dataclass(frozen=True)
+    class Cold(Roofline):
+        seen: set[int] = field(default_factory=set)
+
+        def step_seconds(self, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> float:
+            cold = sum(new_tokens) not in self.seen
+            self.seen.add(sum(new_tokens))
+            return super().step_seconds(new_tokens, past_tokens) * (50 if cold else 1)
+
+    use = DraftUse.of(steps_of(monkeypatch, Cold(compute=0.0001), "on", k, 0.9, 1, tokens=600))
+    assert use.num_steps_off < 10
+    assert use.num_draft_tokens > 250
 
 
 @pytest.mark.parametrize(("num_drafts", "kept", "chance"), [(4, 4, 1.0), (4, 0, 0.0), (1, 0, 0.0), (3, 2, 2 / 3)])
@@ -302,7 +365,7 @@ def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the
     lost = waited = 0.0
     for _ in range(20_000):
         if losing.on:
-            losing.add(8, 8 + 2, 0.030, 0.020)
+            losing.add(8, 8 + 2, 0.010, 0.020)
             lost += 0.020 / 0.010 - 2 / 8
         else:
             losing.wait()
@@ -313,11 +376,11 @@ def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the
 def test_a_model_that_pays_stays_on_and_one_that_no_longer_does_is_switched_off() -> None:
     payoff = Payoff()
     for turn in range(2000):
-        payoff.add(1, 1 + (turn % 3), 0.015, 0.005 if turn % 97 else 0.5)
+        payoff.add(1, 1 + (turn % 3), 0.010, 0.005 if turn % 97 else 0.5)
         assert payoff.on
     for turn in range(2 * OFF_STEPS):
         if payoff.on:
-            payoff.add(1, 1 + (turn % 5 == 0), 0.015, 0.005)
+            payoff.add(1, 1 + (turn % 5 == 0), 0.010, 0.005)
     assert not payoff.on
 
 
@@ -325,7 +388,7 @@ def test_the_first_steps_of_a_trial_do_not_count() -> None:
     """A model's first steps may take ten times as long as those that follow."""
     payoff = Payoff()
     for turn in range(COLD_STEPS + 4 * TRIAL_STEPS):
-        payoff.add(1, 4, 0.055 if turn < COLD_STEPS else 0.015, 0.050 if turn < COLD_STEPS else 0.010)
+        payoff.add(1, 4, 0.005, 0.050 if turn < COLD_STEPS else 0.010)
         assert payoff.on
 
 
@@ -333,11 +396,11 @@ def test_what_is_lost_counts_for_all_rows_of_a_step() -> None:
     """Two of eight guess: what their guesses take is a small part of the step."""
     payoff = Payoff()
     for _ in range(COLD_STEPS + TRIAL_STEPS):
-        payoff.add(8, 10, 0.0105, 0.0005)
+        payoff.add(8, 10, 0.010, 0.0005)
     assert payoff.on
     losing = Payoff()
     for _ in range(COLD_STEPS + TRIAL_STEPS):
-        losing.add(8, 10, 0.015, 0.005)
+        losing.add(8, 10, 0.010, 0.005)
     assert not losing.on
     for _ in range(OFF_STEPS - 1):
         losing.wait()
@@ -369,16 +432,29 @@ def test_a_machine_that_stalls_now_and_then_guesses_as_much(
     assert used[1] >= 0.95 * used[0] > 300
 
 
-def test_of_what_a_model_takes_the_share_of_what_it_follows_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_model_takes_for_rows_that_it_is_behind_with_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, found = object.__new__(Adapting), list[tuple[float, ...]]()
     scheduler.payoff, scheduler._behind, scheduler.costs = Payoff(), {"a", "b", "c"}, StepCosts()
     scheduler._prompts, scheduler._lengths = {}, deque()
-    scheduler.costs.target.seconds |= {4: 0.25, 6: 0.27}
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     monkeypatch.setattr(scheduler.payoff, "add", lambda *values: found.append(values))
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
+    assert not found, "what a step without guesses takes is not known"
+    for _ in range(NUM_SEEN):
+        scheduler.costs.plain.add(4, 0.2, 1)
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     scheduler._behind = {"0", "1", "2"}
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
-    assert found == [(4, 5, 0.5, pytest.approx(0.25 + 0.02), 0), (4, 5, 0.5, pytest.approx(0.0625 + 0.02), 0)]
+    for _ in range(NUM_SEEN):
+        scheduler.costs.alone.add(4, 0.1, 1)
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
+    scheduler.payoff.num_steps = NEW
+    scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
+    behind = 0.25 * 3 / 4
+    assert found == [
+        (4, 5, 0.2, pytest.approx(0.3), LEAST_SEEN), (4, 5, 0.2, pytest.approx(0.3 - behind), LEAST_SEEN),
+        (4, 5, 0.1, pytest.approx(0.4 - behind), LEAST_WON), (4, 5, 0.2, pytest.approx(0.3 - behind), LEAST_SEEN),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tokens", [20, 400])
@@ -403,8 +479,8 @@ def test_what_wins_next_to_nothing_is_switched_off() -> None:
     winning, even = Payoff(), Payoff()
     for _ in range(2 * MEMORY):
         if even.on:
-            even.add(10, 14, 0.0139, 0.0039)
-        winning.add(10, 14, 0.013, 0.003)
+            even.add(10, 14, 0.010, 0.0039)
+        winning.add(10, 14, 0.010, 0.003)
     assert winning.on
     assert not even.on
 
