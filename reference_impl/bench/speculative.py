@@ -34,6 +34,7 @@ from tokenizers import Tokenizer
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.outputs import RequestOutput
 from reference_impl.bench import harness
 from reference_impl.bench.peer import Transformers
 from reference_impl.interfaces import SamplingParams
@@ -81,13 +82,13 @@ def run(rounds: int, model: str = "target") -> dict[str, Any]:
 def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     prompts = workload(kind, batch)
     variants: dict[str, dict[str, Any]] = {"plain": {}}
-    shaped = {name: _with_folder(options) for name, options in SHAPED.items()}
+    shaped = {name: with_folder(options) for name, options in SHAPED.items()}
     for method, options in METHODS.items():
-        options = _with_folder(options)
+        options = with_folder(options)
         variants |= {f"{method} k={k}": {**options, "num_drafts": k, "adaptive_drafts": "off"} for k in FIXED}
         variants[f"{method} adaptive"] = {**options, "num_drafts": max(FIXED)}
     variants |= shaped
-    measured = {name: _Measured(LLM(course_model(model), **_COMMON, **options)) for name, options in variants.items()}
+    measured = {name: _Measured(LLM(course_model(model), **COMMON, **options)) for name, options in variants.items()}
     work: dict[str, Callable[[], object]] = {name: partial(one.serve, prompts) for name, one in measured.items()}
     peer = Peer(course_model(model), course_model("draft"), prompts) if batch == 1 else None
     seconds = harness.interleave(work if peer is None else work | peer.work(), rounds)
@@ -113,11 +114,17 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _with_folder(options: dict[str, Any]) -> dict[str, Any]:
+def write(llm: LLM, prompts: list[str]) -> list[RequestOutput]:
+    """NEW_TOKENS for each prompt, greedily."""
+    return llm.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True))
+
+
+def with_folder(options: dict[str, Any]) -> dict[str, Any]:
+    """Options, with the course model's folder for its name."""
     return options | {"draft_model": course_model(options["draft_model"])} if "draft_model" in options else options
 
 
-_COMMON: dict[str, Any] = {"prefix_cache": "off", "max_model_len": 1024, "kv_cache_bytes": 64 << 20}
+COMMON: dict[str, Any] = {"prefix_cache": "off", "max_model_len": 1024, "kv_cache_bytes": 64 << 20}
 
 
 PEERS = ("transformers plain", "transformers assisted")
@@ -241,9 +248,8 @@ class _Measured:
         self.paces.clear()
 
     def serve(self, prompts: list[str]) -> None:
-        sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
         before = len(self.llm.engine.trace.steps())
-        outputs = self.llm.generate(prompts, sampling)
+        outputs = write(self.llm, prompts)
         self.texts = [list(output.outputs[0].token_ids) for output in outputs]
         self.prompts = [list(output.prompt_token_ids) for output in outputs]
         first, *steps = _with_all(self.llm.engine.trace.steps()[before:])

@@ -268,6 +268,21 @@ def speculative(
         typer.echo(f"wrote {harness.save('speculative', result)}")
 
 
+@bench_app.command(epilog="Example: inferlab bench adaptive --rounds 50")
+def adaptive(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 20,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/adaptive.json.")] = False,
+) -> None:
+    """What adaptive guesses cost where none pay, against plain decoding."""
+    from reference_impl.bench import adaptive as bench
+    from reference_impl.bench import harness
+
+    result = bench.run(rounds)
+    typer.echo("\n".join(bench.lines(result)))
+    if save:
+        typer.echo(f"wrote {harness.save('adaptive', result)}")
+
+
 @bench_app.command(epilog="Example: inferlab bench gpu --only 'one stream'")
 def gpu(
     only: Annotated[str, typer.Option(help="Cases whose name contains this; nothing is saved without --out.")] = "",

@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "METHODS", {name: bench.METHODS[name] for name in ("ngram", "draft")})
     monkeypatch.setattr(bench, "SHAPED", {"lookahead": bench.SHAPED["lookahead"]})
     # In float32 rounding depends on how many rows a step has, and two tokens may be all but equally likely.
-    monkeypatch.setitem(bench._COMMON, "dtype", "float64")
+    monkeypatch.setitem(bench.COMMON, "dtype", "float64")
 
 
 def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: None) -> None:
@@ -46,7 +46,7 @@ def test_the_formula_is_of_steps_in_which_all_requests_decode(small: None, monke
     monkeypatch.setattr(bench, "NEW_TOKENS", 40)
     guessing = {"speculative": "ngram", "num_drafts": 4, "adaptive_drafts": "off"}  # which depends on no clock
     options: tuple[dict[str, Any], ...] = (guessing, {})
-    ngram, plain = (bench._Measured(LLM(course_model("draft"), **bench._COMMON, **mine)) for mine in options)
+    ngram, plain = (bench._Measured(LLM(course_model("draft"), **bench.COMMON, **mine)) for mine in options)
     for _ in range(2):
         ngram.serve(bench.workload("repeats", 3))
         plain.serve(bench.workload("repeats", 3))
