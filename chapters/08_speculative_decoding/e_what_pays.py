@@ -179,7 +179,7 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 # number of guesses: a model that guesses runs once more for each further one, for all requests at once, and the first
 # guess of a step may cost more than the next. So how deep a step guesses is decided for all requests together: of the depths
 # from none to k, that at which tokens are expected to come fastest, by what such steps took (`_depth_that_pays`). And a
-# model that guesses computes every token of a step, to keep up with the text. Where that does not give tokens at least 5 %
+# model that guesses computes every token of a step, to keep up with the text. Where that does not give tokens at least 8 %
 # faster than steps without it, the engine switches it off, and tries it again with later requests, so seldom that the
 # trials cost 1 % of the time at most.
 #

@@ -3,8 +3,8 @@
 It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So its
 steps are held against what the same tokens would take without it. Where that is not LEAST_WON more, prompts included,
 it is switched off, and for so long that all trials together cost at most MOST_LOST of the time. What wins less than
-that may as well lose on another day: the noise of a machine is about as much, and with guesses requests end at
-different steps, so that the last ones decode alone.
+that may as well lose: with guesses requests end at different steps, so that the last ones decode alone. That took 7 %
+of a call of 8 requests of equal length, where guesses won 5 % in steps in which all decode.
 
 What steps take without it is only known while it is off. Beside it the target's own part of a step takes longer, since
 the two share the processor's caches: 8 % seen, of a model that fits into them. So at first, and where it was off
@@ -27,7 +27,7 @@ COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do n
 ERRORS = 1  # standard errors of what guesses give, which are left out where it is judged: a few steps say little
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
 MOST_LOST = 0.01  # of the time without it, in its trials
-LEAST_WON = 0.05  # of the time without it, or it is switched off
+LEAST_WON = 0.08  # of the time without it, or it is switched off
 LEAST_SEEN = 0.15  # the same, held against steps in which it guesses nothing and keeps up
 NEW = 256  # steps since it was off, for which steps without it say what these take
 

@@ -479,8 +479,8 @@ def test_what_wins_next_to_nothing_is_switched_off() -> None:
     winning, even = Payoff(), Payoff()
     for _ in range(2 * MEMORY):
         if even.on:
-            even.add(10, 14, 0.010, 0.0039)
-        winning.add(10, 14, 0.010, 0.003)
+            even.add(10, 14, 0.010, 0.0035)
+        winning.add(10, 14, 0.010, 0.0028)
     assert winning.on
     assert not even.on
 
