@@ -205,6 +205,9 @@ class Adapting(Drafting):
             self.payoff.wait()
         if self.payoff.on != was_on:  # the next step is not like this one
             self.costs.interrupt()
+            if self.payoff.on:  # or what was seen before it was off would keep a trial from guessing at all
+                self.of_all = Acceptance()
+                self.acceptances.clear()
 
     def _judge(self, plan: StepPlan, num_given: int, seconds: float, drafting: float) -> None:
         num_rows = len(plan.rows)

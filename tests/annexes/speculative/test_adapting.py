@@ -335,6 +335,18 @@ def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: p
             assert whole[row.request_id] or not row.num_drafts
 
 
+def test_a_model_whose_guesses_were_all_wrong_guesses_in_a_later_trial() -> None:
+    """What was seen before it was switched off says that no guess pays: a trial without any would lose again."""
+    config = EngineConfig(num_blocks=400, max_num_seqs=4, num_drafts=4, adaptive_drafts="on")
+    replica = Replica(Roofline(), config, acceptance=0.0, keep_up_seconds=0.0015, draft_seconds=0.0015)
+    for i in range(40):
+        replica.offer(request(str(i), 0.0, 10, 100), 0.0)
+    replica.run(until=2.0)
+    replica.gpu.acceptance = 0.9
+    replica.run()
+    assert replica.gpu.time < 8.0, "ten times a hundred steps of 0.010 s, where nothing is guessed"
+
+
 @pytest.mark.parametrize("adaptive", ["on", "off"])
 def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_prompts(
     monkeypatch: pytest.MonkeyPatch, adaptive: str
