@@ -152,15 +152,15 @@ class Adapting(Drafting):
                 kept[depth] += likely
                 rows[depth] += 1
                 likely *= chance
-        best, most = 0, num_rows / self.costs.seconds(num_rows, 0, 0)
         tokens, guesses = float(num_rows), 0
+        best, most, least = 0, tokens, self.costs.seconds(num_rows, 0, 0)  # its tokens and seconds
         for depth in range(1, self.num_drafts + 1):
             if not rows[depth]:
                 break
             tokens, guesses = tokens + kept[depth], guesses + rows[depth]
-            rate = tokens / self.costs.seconds(num_rows, guesses, depth)
-            if rate > most:
-                best, most = depth, rate
+            took = self.costs.seconds(num_rows, guesses, depth)
+            if tokens * least > most * took:  # rates, and no quotients: on a coarse clock a step may take no time
+                best, most, least = depth, tokens, took
         return best
 
     def _chance(self, found: Acceptance) -> float:
@@ -210,7 +210,7 @@ class Adapting(Drafting):
         num_rows = len(plan.rows)
         alone = self.costs.seconds_alone(num_rows) if self.payoff.num_steps < NEW else None
         plain = self.costs.plain_seconds(num_rows) if alone is None else alone
-        if plain is None:
+        if not plain:  # not known; or the clock is too coarse to say what is lost
             return
         # What it does for rows that it has not kept up with is no cost of those that it guesses for.
         behind = sum(row.request_id in self._behind for row in plan.rows) / num_rows

@@ -34,7 +34,9 @@ class Line(NamedTuple):
     seconds: float
 
     def at(self, size: int) -> float:
-        return max(0.0, self.seconds + self.slope * (size - self.size))
+        """No less than the size's share: behind a jump, or by noise, a line soon falls below 0, and no step does."""
+        least = self.seconds * size / self.size if size < self.size else 0.0
+        return max(least, self.seconds + self.slope * (size - self.size))
 
 
 @dataclass

@@ -192,6 +192,25 @@ def test_times_are_of_the_newest_steps_and_of_the_sizes_seen_lately() -> None:
     assert times.seconds == {7: 2.0}
 
 
+def test_behind_a_jump_no_step_is_expected_to_take_no_time() -> None:
+    """16 tokens have a kernel that takes five times as long as that for 8: a line through both is below 0 at 5."""
+    times = times_of(*[(8, 0.010)] * NUM_SEEN, *[(16, 0.050)] * NUM_SEEN)
+    assert times.at(12) == pytest.approx(0.030)
+    assert times.at(6) == pytest.approx(0.030 * 6 / 12)
+    assert times.at(1) == pytest.approx(0.030 / 12)
+    assert times_of(*[(16, 0.050)] * NUM_SEEN).at(1, slope=0.01) == pytest.approx(0.050 / 16)
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.9])
+@pytest.mark.parametrize("model", [{}, {"keep_up_seconds": 0.001, "draft_seconds": 0.001}])
+@pytest.mark.parametrize("cost", [Roofline(read=0.0), Roofline(read=0.0, compute=0.001), Roofline(read=0.0, first=0.1)])
+def test_steps_that_take_no_time_on_a_coarse_clock_end_like_others(
+    monkeypatch: pytest.MonkeyPatch, cost: Roofline, model: dict[str, float], acceptance: float
+) -> None:
+    steps = steps_of(monkeypatch, cost, "on", 3, acceptance, 3, tokens=100, **model)
+    assert sum(map(sum, (step.num_new_tokens for step in steps))) == 3 * 100
+
+
 def test_large_sizes_count_together_and_the_number_of_sizes_is_limited() -> None:
     """Of 64 rows with guesses hardly two steps have as many tokens."""
     times = times_of(*[(size, size / 1000) for size in range(64, 320)] * 2)
@@ -455,6 +474,17 @@ def test_what_a_model_takes_for_rows_that_it_is_behind_with_does_not_count(monke
         (4, 5, 0.2, pytest.approx(0.3), LEAST_SEEN), (4, 5, 0.2, pytest.approx(0.3 - behind), LEAST_SEEN),
         (4, 5, 0.1, pytest.approx(0.4 - behind), LEAST_WON), (4, 5, 0.2, pytest.approx(0.3 - behind), LEAST_SEEN),
     ]  # fmt: skip
+
+
+def test_a_model_is_not_judged_by_steps_that_take_no_time_on_a_coarse_clock() -> None:
+    scheduler = object.__new__(Adapting)
+    scheduler.payoff, scheduler._behind, scheduler.costs = Payoff(), set(), StepCosts()
+    scheduler._prompts, scheduler._lengths = {}, deque()
+    for _ in range(NUM_SEEN):
+        scheduler.costs.plain.add(4, 0.0, 1)
+    for _ in range(COLD_STEPS + TRIAL_STEPS):
+        scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
+    assert scheduler.payoff.on
 
 
 @pytest.mark.parametrize("tokens", [20, 400])
