@@ -188,6 +188,25 @@ def test_a_worker_says_how_long_what_guesses_took_and_nothing_where_it_did_not_r
         assert within if kept_up else drafting == 0
 
 
+def test_a_row_whose_request_was_aborted_and_its_name_used_again_does_not_count_as_without_guesses(target: Any) -> None:
+    """The step was in flight: its event has the other row alone."""
+    config = EngineConfig(num_blocks=20, num_drafts=2, adaptive_drafts="on", overlap="on")
+    engine = Engine(target, config, Parts(draft_model=target))
+    scheduler: Any = engine.scheduler
+    scheduler.payoff.on = False
+    for name in ("stays", "goes"):
+        engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0), name)
+    for _ in range(3):
+        engine.step()
+    engine.abort("goes")
+    engine.add([4, 5], SamplingParams(max_tokens=9, temperature=0), "goes")
+    while engine.has_work():
+        engine.step()
+    steps = engine.trace.steps()
+    assert [(len(step.rows), step.num_undrafted) for step in steps[:4]] == [(2, 2), (2, 2), (1, 1), (2, 2)]
+    assert all(step.num_undrafted <= len(step.rows) for step in steps)
+
+
 def test_a_step_with_guesses_of_a_model_that_does_not_keep_up_is_refused(target: Any) -> None:
     engine = Engine(target, EngineConfig(num_blocks=20, num_drafts=2), Parts(draft_model=target))
     engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0))

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.annexes.beams.search import beam_search
 from reference_impl.annexes.kv_formats import by_channel
+from reference_impl.annexes.speculative import tree_head_worker
 from reference_impl.annexes.speculative.lookahead_pool import Lookahead
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
@@ -27,6 +28,7 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
 from tests.engine import test_schedule_invariance as schedules
 from tests.engine.conftest import make_late, poison_free_blocks
+from tests.engine.test_feature_head import random_head
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -397,6 +399,57 @@ def test_trees_leave_texts_and_scores_as_they_are(
     steps = engine.trace.steps()
     assert max(n for step in steps for n in step.num_new_tokens) > 4
     assert kind != "full" or any(cached for step in steps for _, cached in step.admitted)
+
+
+@pytest.mark.parametrize(("late", "preemption"), [(None, "swap"), (3, "recompute")])
+def test_trees_that_are_grown_in_each_step_leave_texts_and_scores_as_they_are(
+    late: int | None, preemption: Any, random_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head grows trees, and what it guesses on them is exchanged as in `plant`: of each row another path is right,
+    up to 4 guesses deep, in blocks of 3; too few of them for all requests."""
+    params, written = SamplingParams(max_tokens=12, seed=5, ignore_eos=True, logprobs=1), dict[str, list[int]]()
+    head = random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))
+    draw, shapes, inner = random.Random(0), set[Any](), tree_head_worker.grow_trees
+
+    def planted(draft: Any, rows: Any, slots: Any, *others: Any) -> Any:
+        trees, guesses = inner(draft, rows, slots, *others)
+        found = []
+        for row, tree in zip(rows, trees, strict=True):
+            text, length = written[slots.host[row.slot].request_id], int(slots.computed[row.slot]) + 1
+            truth = [*text[length:], *[0] * tree.num_levels]
+            right = {int(node) for node in tree.lineage[draw.choice(range(tree.num_nodes)[-6:])] if node >= 0}
+            found += [truth[d] if i in right else (truth[d] + 1) % 61 for i, d in enumerate(tree.levels)]
+            shapes.add(tree.parents)
+        return trees, torch.tensor(found).to(guesses)
+
+    monkeypatch.setattr(tree_head_worker, "grow_trees", planted)
+    plain: dict[str, Any] = {"kv_dtype": "kivi", "block_size": 3, "prefix_cache": "off"}
+    grown = {
+        "num_blocks": 19, "max_num_batched_tokens": 90, "max_num_seqs": 4, "preemption": preemption,
+        "overlap": "off" if late is None else "on", "swap_bytes": 40_000, "speculative": "eagle",
+        "draft_tree": "dynamic",
+    }  # fmt: skip
+    served = []
+    for options in ({"num_blocks": 80}, grown):
+        parts = Parts(draft_model=head if served else None)
+        engine = Engine(random_model("float64"), EngineConfig(**plain, **options), parts)
+        if served and late is not None:
+            make_late(engine, late)
+        poison_free_blocks(engine)
+        requests = [engine.add(p, params, f"r{i}") for i, p in enumerate(PROMPTS)]
+        while engine.has_work():
+            engine.step()
+        assert engine.kv.num_available == engine.num_blocks
+        written |= {r.id: r.tokens for r in requests}
+        served.append(requests)
+    assert [r.tokens for r in served[1]] == [r.tokens for r in served[0]]
+    for ours, theirs in zip(*served, strict=True):
+        pairs = zip(ours.logprobs, theirs.logprobs, strict=True)
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 1e-9
+    steps = engine.trace.steps()
+    assert max(n for step in steps for n in step.num_new_tokens) > 3
+    assert any(step.preempted for step in steps)
+    assert len(shapes) > 3
 
 
 def test_open_blocks_are_paid_for_first(random_model: Callable[..., Any]) -> None:

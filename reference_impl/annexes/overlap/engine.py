@@ -105,7 +105,9 @@ class OverlappedEngine(Engine):
             if row.request_id not in ended or row.request_id not in self.requests
         )
         tokens = {name: new for name, new in done.output.tokens.items() if name not in ended}
-        return done._replace(plan=replace(plan, rows=rows), output=replace(done.output, tokens=tokens))
+        num_undrafted = min(plan.num_undrafted, sum(not row.num_drafts for row in rows))
+        plan = replace(plan, rows=rows, num_undrafted=num_undrafted)
+        return done._replace(plan=plan, output=replace(done.output, tokens=tokens))
 
     def drain(self) -> None:
         """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed

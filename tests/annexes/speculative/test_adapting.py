@@ -193,7 +193,7 @@ def test_times_are_of_the_newest_steps_and_of_the_sizes_seen_lately() -> None:
 
 
 def test_behind_a_jump_no_step_is_expected_to_take_no_time() -> None:
-    """Of 16 tokens another kernel, which takes five times as long as that for 8: a line through both is below 0 at 6."""
+    """16 tokens have a kernel that takes five times as long as that for 8: a line through both is below 0 at 5."""
     times = times_of(*[(8, 0.010)] * NUM_SEEN, *[(16, 0.050)] * NUM_SEEN)
     assert times.at(12) == pytest.approx(0.030)
     assert times.at(6) == pytest.approx(0.030 * 6 / 12)
