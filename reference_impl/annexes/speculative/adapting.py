@@ -29,11 +29,13 @@ from typing import Any
 from reference_impl.annexes.speculative.payoff import LEAST_SEEN, LEAST_WON, MEMORY, NEW, TRIAL_STEPS, Payoff
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.step_costs import NUM_TIMES, STALL, StepCosts
+from reference_impl.core.scheduler import Shares
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 
 PLAIN_AFTER = 48  # steps with guesses, until two have none: the second shows what such a step takes
 LIKE_OTHERS = 32  # guesses that all requests together count for in what is expected of one
 AT_FIRST = 0.8  # before any guess; those that are too many end soon
+MOST_TAKEN = 1 / 32  # of the budget, by guesses, where prompts could use all of it
 TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
 
 
@@ -100,11 +102,13 @@ class Adapting(Drafting):
         if not self.payoff.on:
             plan = super().schedule(now)
             self._behind.update([row.request_id for row in plan.rows])
-            num_undrafted, keeps_up = sum([row.samples for row in plan.rows]), not plan.rows
+            num_undrafted = sum([samples and num == 1 for _, _, num, samples, _, _ in plan.rows])  # decode
+            keeps_up = not plan.rows
         else:
             self._losing.clear()
             self._measures = self._num_with_guesses >= PLAIN_AFTER or self.costs.asks_for_plain(len(self.running))
             self._measures &= self.costs.all_decode
+            self._measures |= not self.costs.has_seen(len(self.running))
             self._most = self._depth_that_pays()
             plan = super().schedule(now)
             num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
@@ -115,6 +119,14 @@ class Adapting(Drafting):
         if num_undrafted or not keeps_up:
             return replace(plan, num_undrafted=num_undrafted, keeps_up=keeps_up)
         return plan
+
+    def _cut(self, shares: Shares, left: int) -> Shares:
+        # Where prompts take all of the budget, a guess takes the place of a prompt's token, which is never in vain.
+        num_missing = [missing for _, missing in shares if missing > 1]
+        if self.has_guesses and sum(num_missing) > left:
+            most = int(MOST_TAKEN * self.max_num_batched_tokens)
+            self._most = min(self._most, most // max(1, len(shares) - len(num_missing)))
+        return super()._cut(shares, left)
 
     def _useful_drafts(self, request: Request) -> int:
         most = super()._useful_drafts(request)
@@ -129,8 +141,8 @@ class Adapting(Drafting):
         return num
 
     def _num_that_pay(self, request: Request) -> int:
-        if self.price is None:  # a step without any was measured, or is; then one follows with one for each
-            return min(1, len(self.costs.plain.seconds))
+        if self.price is None:  # where a step without any was measured, one with one for each is
+            return int(self.costs.all_decode and len(self.costs.plain.seconds) > 0)
         found = self.acceptances.get(request.id, self.of_all)
         k = _num_worth(self.price, self._chance(found), self._most)
         return k or int(found.num_idle >= found.patience)
@@ -142,7 +154,10 @@ class Adapting(Drafting):
         if seconds is None or not num_rows:
             self.price = None
             return self.num_drafts
-        self.price = price = seconds * self.costs.rate
+        least = self.costs.seconds(num_rows, 0, 0)
+        # The newest steps may have had fewer rows, as those with prompts do not count: of the rate without guesses one
+        # is sure. On a coarse clock a step may take no time.
+        self.price = price = seconds * max(self.costs.rate, num_rows / least if least else 0.0)
         kept, rows = [0.0] * (self.num_drafts + 1), [0] * (self.num_drafts + 1)  # at each depth
         for request in self.running:
             likely = chance = self._chance(self.acceptances.get(request.id, self.of_all))
@@ -153,13 +168,13 @@ class Adapting(Drafting):
                 rows[depth] += 1
                 likely *= chance
         tokens, guesses = float(num_rows), 0
-        best, most, least = 0, tokens, self.costs.seconds(num_rows, 0, 0)  # its tokens and seconds
+        best, most = 0, tokens  # which take `least` seconds
         for depth in range(1, self.num_drafts + 1):
             if not rows[depth]:
                 break
             tokens, guesses = tokens + kept[depth], guesses + rows[depth]
             took = self.costs.seconds(num_rows, guesses, depth)
-            if tokens * least > most * took:  # rates, and no quotients: on a coarse clock a step may take no time
+            if tokens * least > most * took:
                 best, most, least = depth, tokens, took
         return best
 
@@ -176,6 +191,7 @@ class Adapting(Drafting):
             self.costs.interrupt()
             if self.payoff.on and output.drafting:
                 self._note_prompts(plan, output.drafting)
+                self.payoff.pass_over(any(row.num_drafts for row in plan.rows))
         finished = super().update(plan, output)
         self._ended = output.finished_at if self.running else None
         return finished

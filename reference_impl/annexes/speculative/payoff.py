@@ -26,6 +26,7 @@ TRIAL_STEPS = 8  # before it is judged
 COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do not count
 ERRORS = 1  # standard errors of what guesses give, which are left out where it is judged: a few steps say little
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
+MOST_UNUSED = 128  # steps with prompts, one behind another, that it keeps up with and guesses nothing in
 MOST_LOST = 0.01  # of the time without it, in its trials
 LEAST_WON = 0.08  # of the time without it, or it is switched off
 LEAST_SEEN = 0.15  # the same, held against steps in which it guesses nothing and keeps up
@@ -39,6 +40,7 @@ class Payoff:
     on: bool = True
     num_steps: int = 0
     patience: int = OFF_STEPS // 2  # steps without it, before a trial
+    _num_unused: int = 0  # steps, as of MOST_UNUSED
     # The newest steps with it: tokens that guesses gave; tokens without them; seconds that such a step takes without
     # the model and its guesses; seconds of these two, with the step's share of those for prompts.
     _steps: deque[tuple[int, int, float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
@@ -47,6 +49,7 @@ class Payoff:
         """A step with it. num_rows, of which it guesses for some. plain: seconds that such a step takes without it.
         spent: more than that. least: what it has to win of that, or it is switched off."""
         self.num_steps += 1
+        self._num_unused = 0
         if self.num_steps <= COLD_STEPS:
             return
         self._steps.append((num_given - num_rows, num_rows, plain, spent))
@@ -63,6 +66,12 @@ class Payoff:
         gain += errors * math.sqrt(sum((g - gain) ** 2 for g in gains)) / num_steps
         return _without_stalls(spent) / _without_stalls(plain) - gain * num_steps / sum(rows)
 
+    def pass_over(self, guesses: bool) -> None:
+        """A step with it that is not judged, since not all decode."""
+        self._num_unused = 0 if guesses else self._num_unused + 1
+        if self._num_unused >= MOST_UNUSED:
+            self._switch(False)
+
     def wait(self) -> None:
         """A step without it."""
         self.num_steps += 1
@@ -70,7 +79,7 @@ class Payoff:
             self._switch(True)
 
     def _switch(self, on: bool) -> None:
-        self.on, self.num_steps = on, 0
+        self.on, self.num_steps, self._num_unused = on, 0, 0
         self._steps.clear()
 
 

@@ -19,6 +19,7 @@ from reference_impl.interfaces import StepPlan
 
 NUM_SIZES = 24  # whose seconds are remembered
 NUM_TIMES = 9  # of each: their median counts
+APART = 1.25  # sizes, the largest over the smallest: of nearer ones a slope is noise, and how they are rounded
 NUM_SEEN = 2  # of each before they count: the first step of a kind may take ten times as long as the next
 LASTING = 16  # steps of a number of rows, until what such steps take without guesses is measured
 FORGOTTEN_AFTER = 1024  # steps in which a size was not seen
@@ -34,9 +35,9 @@ class Line(NamedTuple):
     seconds: float
 
     def at(self, size: int) -> float:
-        """No less than the size's share: behind a jump, or by noise, a line soon falls below 0, and no step does."""
-        least = self.seconds * size / self.size if size < self.size else 0.0
-        return max(least, self.seconds + self.slope * (size - self.size))
+        """Of a smaller size no less than its share: a line that noise has made too steep ends below zero."""
+        share = size / max(1, size, self.size)
+        return max(self.seconds * share, self.seconds + self.slope * (size - self.size))
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Times:
         sizes = [size for size in self.seconds if size > beyond]
         if len(sizes) < 2:
             sizes = [*self.seconds]
-        if len(sizes) < 2:
+        if len(sizes) < 2 or max(sizes) < APART * min(sizes):
             return None
         weights = [len(self._newest[size]) for size in sizes]
         weighted = [(size, self.seconds[size], weight) for size, weight in zip(sizes, weights, strict=True)]
@@ -154,6 +155,11 @@ class StepCosts:
         which it would follow what these take."""
         return self._num_like_it >= LASTING and not _covers(self.plain, num_rows)
 
+    def has_seen(self, num_rows: int) -> bool:
+        """Whether a step without guesses was seen with at least half so many rows: of less, nothing follows for these,
+        which may no longer be read in the time of one."""
+        return any(num_rows <= 2 * size for size in self.plain.seconds)
+
     def plain_seconds(self, num_rows: int) -> float | None:
         """The target's, of a step without guesses; None until some were seen."""
         return self._without(self.plain, num_rows)
@@ -175,13 +181,14 @@ class StepCosts:
         return self._tokens / self._time if self._time > 0 else 0.0
 
     def slope(self, num_rows: int) -> float | None:
-        """The target's seconds for one more guess; None until steps with guesses and without were seen."""
+        """The target's seconds for one more guess; None until steps with guesses and without were seen, and some of so
+        many tokens: what is free for one request may not be for many."""
         plain, line = self.plain_seconds(num_rows), self.guessing.line(num_rows)
-        if plain is None or not self.guessing.seconds:
+        if plain is None or max(self.guessing.seconds, default=-1) < _rounded(num_rows):
             return None
         if line is not None:
             return line.slope
-        [(size, seconds)] = self.guessing.seconds.items()
+        size, seconds = max(self.guessing.seconds.items())
         return max(0.0, (seconds - plain) / (size - num_rows)) if size > num_rows else 0.0
 
     def seconds(self, num_rows: int, num_guesses: int, depth: int) -> float:

@@ -17,6 +17,7 @@ from reference_impl.annexes.speculative.payoff import (
     LEAST_WON,
     MEMORY,
     MOST_LOST,
+    MOST_UNUSED,
     NEW,
     OFF_STEPS,
     TRIAL_STEPS,
@@ -211,6 +212,25 @@ def test_steps_that_take_no_time_on_a_coarse_clock_end_like_others(
     assert sum(map(sum, (step.num_new_tokens for step in steps))) == 3 * 100
 
 
+def test_sizes_near_one_another_show_no_slope() -> None:
+    """126 tokens count as 120: beside 128 they seem to cost a quarter of what they do, and all guesses next to
+    nothing."""
+    costs = StepCosts()
+    for guesses in ([0] * 64, [1] * 64, [1] * 62 + [0] * 2):
+        for _ in range(1 + NUM_SEEN):
+            costs.add(decoding(*guesses), 100, 0.01 + 0.0004 * (64 + sum(guesses)))
+    assert costs.slope(64) == pytest.approx(0.0004)
+    assert costs.seconds(64, 64 * 6, 6) == pytest.approx(0.01 + 0.0004 * 64 * 7, rel=0.1)
+
+
+def test_a_line_that_is_too_steep_ends_nowhere_below_zero() -> None:
+    """Two steps with guesses took forty times as long, since their kernels were made: one row still takes time."""
+    costs = costs_of(*[0] * (1 + NUM_SEEN), *[1] * NUM_SEEN, num_rows=8)
+    for _ in range(NUM_SEEN):
+        costs.add(decoding(*[3] * 8), 10, 40.0)
+    assert costs.seconds(1, 0, 0) == pytest.approx(1 / 8)
+
+
 def test_large_sizes_count_together_and_the_number_of_sizes_is_limited() -> None:
     """Of 64 rows with guesses hardly two steps have as many tokens."""
     times = times_of(*[(size, size / 1000) for size in range(64, 320)] * 2)
@@ -317,6 +337,26 @@ def test_a_model_that_guesses_and_takes_time_in_every_step_never_makes_it_much_s
     assert adapted <= 1.12 * min(plain, *seconds.values())
 
 
+def test_what_pays_for_one_request_is_not_taken_to_pay_for_many() -> None:
+    """Tokens are free up to a size, and beyond it hardly a step is all decoding, so that none shows what it takes."""
+
+    @dataclass(frozen=True)
+    class Bound(Roofline):
+        def step_seconds(self, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> float:
+            return max(self.read, 0.001 * sum(new_tokens))
+
+    seconds = {}
+    for adaptive, k in (("on", 3), ("off", 3), ("off", 0)):
+        config = EngineConfig(num_blocks=4000, max_num_seqs=64, num_drafts=k, adaptive_drafts=adaptive)  # type: ignore[arg-type]
+        replica = Replica(Bound(), config, acceptance=0.5)
+        for i in range(100):
+            replica.offer(request(str(i), 0.0, 10, 20), 0.0 if i == 0 else 0.1 + 0.002 * i)
+        replica.run()
+        seconds[adaptive, k] = replica.gpu.time
+    assert seconds["off", 3] > 1.4 * seconds["off", 0]
+    assert seconds["on", 3] <= 1.05 * seconds["off", 0]
+
+
 def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same guesses pay where a step is long, and do not where it is short."""
     model = {"keep_up_seconds": 0.003, "draft_seconds": 0.001}
@@ -389,6 +429,25 @@ def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_
         replica.offer(request(str(i), 0.05 * i, 100, 30), 0.05 * i)
     replica.run()
     assert any(min(step.values()) == 1 < max(step.values()) for step in steps if step)
+
+
+@pytest.mark.parametrize(("budget", "most"), [(16, 0), (160, 5)])
+def test_guesses_take_little_of_a_budget_that_prompts_could_use(
+    monkeypatch: pytest.MonkeyPatch, budget: int, most: int
+) -> None:
+    """Every token of a prompt counts; of seven guesses some are in vain, and they would take half of a small budget."""
+    trace, add = Trace(), Ledger.add
+    config = EngineConfig(num_blocks=4000, max_num_batched_tokens=budget, num_drafts=7, adaptive_drafts="on")
+    replica = Replica(Roofline(), config, acceptance=0.95)
+    monkeypatch.setattr(Ledger, "add", lambda ledger, event: (trace.add(event), add(ledger, event))[1])
+    replica.offer(request("decodes", 0.0, 10, 500), 0.0)
+    replica.offer(request("prompt", 0.3, budget * 20, 1), 0.3)
+    replica.run()
+    guesses = [(max(row.num_drafts for row in step.rows), len(step.rows) > 1) for step in trace.steps()]
+    beside = [num for num, is_beside in guesses if is_beside]
+    assert len(beside) >= 20
+    assert beside.count(most) >= 15
+    assert max(num for num, _ in guesses) == 7
 
 
 def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the_time() -> None:
@@ -515,6 +574,32 @@ def test_what_a_model_takes_for_prompts_counts_over_the_tokens_that_requests_giv
     monkeypatch.setattr(SimulatedGPU, "submit", prompts_alone)
     steps = steps_of(monkeypatch, Roofline(), "on", 1, 0.6, 4000 // tokens, tokens=tokens, every=10.0, **model)
     assert (DraftUse.of(steps).num_steps_off > len(steps) / 2) == (tokens == 20)
+
+
+def test_a_model_that_guesses_nothing_since_every_step_has_a_prompt_is_switched_off() -> None:
+    """No such step shows what guesses cost, and in each the model takes time to keep up."""
+    config = EngineConfig(num_blocks=4000, max_num_batched_tokens=64, num_drafts=4, adaptive_drafts="on")
+    replica = Replica(Roofline(), config, acceptance=0.9, keep_up_seconds=0.002, draft_seconds=0.0005)
+    for i in range(20):
+        replica.offer(request(str(i), 0.0, 2000, 10), 0.0)
+    replica.run(until=4.0)
+    scheduler = replica.engine.scheduler
+    assert isinstance(scheduler, Adapting)
+    assert not scheduler.payoff.on
+    step = replica.ledger.last_step
+    assert step is not None
+    assert step.num_undrafted == sum(row.num_tokens == 1 for row in step.rows) < len(step.rows), "prompts get none"
+    for i in range(20, 60):  # prompts are short, and many steps all decode
+        replica.offer(request(str(i), 10.0 + i, 10, 100), 10.0 + i)
+    replica.run(until=60.0)
+    assert scheduler.payoff.on
+
+
+def test_a_guess_in_between_keeps_a_model_on() -> None:
+    payoff = Payoff()
+    for turn in range(3 * MOST_UNUSED):
+        payoff.pass_over(turn % MOST_UNUSED == 0)
+        assert payoff.on
 
 
 def test_what_wins_next_to_nothing_is_switched_off() -> None:
