@@ -60,7 +60,7 @@ def flipping(engine: Engine, seed: int) -> Engine:
     assert isinstance(scheduler, Adapting)
     scheduler.payoff = Flips(seed)
     for _ in range(NUM_SEEN):  # known, so that each step is judged
-        scheduler.costs.plain.add(1, 0.01, 0)
+        scheduler.costs.plain.add(3, 0.01, 0)
     scheduler._num_that_pay = lambda request: NUM_DRAFTS  # type: ignore[method-assign]
     return engine
 
@@ -203,7 +203,7 @@ def test_a_row_whose_request_was_aborted_and_its_name_used_again_does_not_count_
     while engine.has_work():
         engine.step()
     steps = engine.trace.steps()
-    assert [(len(step.rows), step.num_undrafted) for step in steps[:4]] == [(2, 2), (2, 2), (1, 1), (2, 2)]
+    assert [(len(step.rows), step.num_undrafted) for step in steps[:4]] == [(2, 0), (2, 2), (1, 1), (2, 1)]
     assert all(step.num_undrafted <= len(step.rows) for step in steps)
 
 
