@@ -153,14 +153,14 @@ class Adapting(Drafting):
                 rows[depth] += 1
                 likely *= chance
         tokens, guesses = float(num_rows), 0
-        best, most, least = 0, tokens, self.costs.seconds(num_rows, 0, 0)  # its tokens and seconds
+        best, best_tokens, best_seconds = 0, tokens, self.costs.seconds(num_rows, 0, 0)
         for depth in range(1, self.num_drafts + 1):
             if not rows[depth]:
                 break
             tokens, guesses = tokens + kept[depth], guesses + rows[depth]
-            took = self.costs.seconds(num_rows, guesses, depth)
-            if tokens * least > most * took:  # rates, and no quotients: on a coarse clock a step may take no time
-                best, most, least = depth, tokens, took
+            seconds = self.costs.seconds(num_rows, guesses, depth)
+            if tokens * best_seconds > best_tokens * seconds:  # no quotients: on a coarse clock a step may take no time
+                best, best_tokens, best_seconds = depth, tokens, seconds
         return best
 
     def _chance(self, found: Acceptance) -> float:
