@@ -10,12 +10,14 @@ Not all that guesses cost grows with their number. A model runs once more for ea
 once; the first of a step may cost more than a further one, since a product of one row and one of two are different
 kernels. So how deep a step guesses is decided for all requests: of the depths from none to `num_drafts`, that at which
 tokens are expected to come fastest, by what such steps took (`step_costs.py`). What a step without any takes is
-measured every PLAIN_AFTER steps, if guesses leave none.
+measured every PLAIN_AFTER steps, if guesses leave none. Steps with prompts show nothing of this, and in a loaded engine
+most are such. So a batch more than twice as large as any that was measured has no guesses: what is free for one request
+is not for sixty.
 
 A model that does not pay as a whole is switched off (`payoff.py`, `StepPlan.keeps_up`), and tried again later. Requests
 that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early exit
 guess from what the target computed in the step before: they are judged alike, and a later trial is with all requests,
-from its second step on. Extends `Drafting._useful_drafts`, `schedule`, `update` and `_finish`.
+from its second step on. Extends `Drafting._cut`, `_useful_drafts`, `schedule`, `update` and `_finish`.
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ class Adapting(Drafting):
         self._most = self.num_drafts
         self._ended: float | None = None  # the step before, if this one is planned right behind it
         self._num_with_guesses = 0  # steps, since one showed what it takes without
+        self._has_prompts = False  # among the running requests, in the step that is planned
         self._measures = False  # that: the step that is planned has none
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
@@ -98,17 +101,18 @@ class Adapting(Drafting):
         self._lengths: deque[int] = deque(maxlen=MEMORY)  # tokens that requests gave
 
     def schedule(self, now: float) -> StepPlan:
-        self.has_guesses = self.payoff.on
+        self.has_guesses, self._has_prompts = self.payoff.on, False
         if not self.payoff.on:
             plan = super().schedule(now)
             self._behind.update([row.request_id for row in plan.rows])
-            num_undrafted = sum([samples and num == 1 for _, _, num, samples, _, _ in plan.rows])  # decode
-            keeps_up = not plan.rows
+            num_undrafted, keeps_up = sum([row.samples for row in plan.rows]), not plan.rows
+            if self._has_prompts or plan.admitted:
+                num_undrafted = sum(row.samples and row.num_tokens == 1 for row in plan.rows)
         else:
             self._losing.clear()
             self._measures = self._num_with_guesses >= PLAIN_AFTER or self.costs.asks_for_plain(len(self.running))
             self._measures &= self.costs.all_decode
-            self._measures |= not self.costs.has_seen(len(self.running))
+            self._measures |= not self.costs.has_plain_like(len(self.running))
             self._most = self._depth_that_pays()
             plan = super().schedule(now)
             num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
@@ -121,11 +125,12 @@ class Adapting(Drafting):
         return plan
 
     def _cut(self, shares: Shares, left: int) -> Shares:
-        # Where prompts take all of the budget, a guess takes the place of a prompt's token, which is never in vain.
-        num_missing = [missing for _, missing in shares if missing > 1]
-        if self.has_guesses and sum(num_missing) > left:
-            most = int(MOST_TAKEN * self.max_num_batched_tokens)
-            self._most = min(self._most, most // max(1, len(shares) - len(num_missing)))
+        self._has_prompts = True
+        if self.has_guesses:
+            num_missing = [missing for _, missing in shares if missing > 1]
+            if sum(num_missing) > left:  # a guess takes the place of a prompt's token, which is never in vain
+                most = int(MOST_TAKEN * self.max_num_batched_tokens)
+                self._most = min(self._most, most // max(1, len(shares) - len(num_missing)))
         return super()._cut(shares, left)
 
     def _useful_drafts(self, request: Request) -> int:
@@ -151,7 +156,7 @@ class Adapting(Drafting):
         """That at which tokens are expected to come fastest, 0 to `num_drafts`."""
         num_rows = len(self.running)
         seconds = self.costs.slope(num_rows)
-        if seconds is None or not num_rows:
+        if seconds is None or not num_rows or not self.costs.has_guesses_like(num_rows):
             self.price = None
             return self.num_drafts
         least = self.costs.seconds(num_rows, 0, 0)
@@ -160,6 +165,8 @@ class Adapting(Drafting):
         self.price = price = seconds * max(self.costs.rate, num_rows / least if least else 0.0)
         kept, rows = [0.0] * (self.num_drafts + 1), [0] * (self.num_drafts + 1)  # at each depth
         for request in self.running:
+            if request.id in self._behind:
+                continue
             likely = chance = self._chance(self.acceptances.get(request.id, self.of_all))
             for depth in range(1, self.num_drafts + 1):
                 if likely <= price:

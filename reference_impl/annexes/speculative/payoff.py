@@ -9,7 +9,8 @@ of a call of 8 requests of equal length, where guesses won 5 % in steps in which
 What steps take without it is only known while it is off. Beside it the target's own part of a step takes longer, since
 the two share the processor's caches: 8 % seen, of a model that fits into them. So at first, and where it was off
 long ago, it has to win LEAST_SEEN of what steps take in which it guesses nothing; where it wins less, it is off for a
-while, and the next trial knows more.
+while, and the next trial has more to go by. Where MOST_UNUSED steps with prompts come one behind another, none with
+guesses, it is off, too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from reference_impl.interfaces import StepPlan
 
 NUM_SIZES = 24  # whose seconds are remembered
 NUM_TIMES = 9  # of each: their median counts
-APART = 1.25  # sizes, the largest over the smallest: of nearer ones a slope is noise, and how they are rounded
+APART = 4  # sizes are, by a part of the smallest: of nearer ones a slope is noise, and how they are rounded
 NUM_SEEN = 2  # of each before they count: the first step of a kind may take ten times as long as the next
 LASTING = 16  # steps of a number of rows, until what such steps take without guesses is measured
 FORGOTTEN_AFTER = 1024  # steps in which a size was not seen
@@ -74,7 +74,7 @@ class Times:
         sizes = [size for size in self.seconds if size > beyond]
         if len(sizes) < 2:
             sizes = [*self.seconds]
-        if len(sizes) < 2 or max(sizes) < APART * min(sizes):
+        if len(sizes) < 2 or max(sizes) - min(sizes) < min(sizes) // APART:
             return None
         weights = [len(self._newest[size]) for size in sizes]
         weighted = [(size, self.seconds[size], weight) for size, weight in zip(sizes, weights, strict=True)]
@@ -155,10 +155,14 @@ class StepCosts:
         which it would follow what these take."""
         return self._num_like_it >= LASTING and not _covers(self.plain, num_rows)
 
-    def has_seen(self, num_rows: int) -> bool:
-        """Whether a step without guesses was seen with at least half so many rows: of less, nothing follows for these,
-        which may no longer be read in the time of one."""
-        return any(num_rows <= 2 * size for size in self.plain.seconds)
+    def has_plain_like(self, num_rows: int) -> bool:
+        """Whether a step without guesses was seen with half so many rows: from fewer, nothing follows for these."""
+        return num_rows <= 2 * max(self.plain.seconds, default=0)
+
+    def has_guesses_like(self, num_rows: int) -> bool:
+        """Whether a step with guesses was seen that had as many tokens: what is free for one request may not be for
+        many."""
+        return max(self.guessing.seconds, default=0) >= _rounded(num_rows)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """The target's, of a step without guesses; None until some were seen."""
@@ -181,10 +185,9 @@ class StepCosts:
         return self._tokens / self._time if self._time > 0 else 0.0
 
     def slope(self, num_rows: int) -> float | None:
-        """The target's seconds for one more guess; None until steps with guesses and without were seen, and some of so
-        many tokens: what is free for one request may not be for many."""
+        """The target's seconds for one more guess; None until steps with guesses and without were seen."""
         plain, line = self.plain_seconds(num_rows), self.guessing.line(num_rows)
-        if plain is None or max(self.guessing.seconds, default=-1) < _rounded(num_rows):
+        if plain is None or not self.guessing.seconds:
             return None
         if line is not None:
             return line.slope
