@@ -84,7 +84,7 @@ def test_the_text_is_that_of_plain_decoding(model, plain, method: str, options: 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_an_aborted_request_is_kept(model, method: str) -> None:
-    engine = Engine(model, EngineConfig(num_blocks=60, speculative=method))
+    engine = Engine(model, EngineConfig(num_blocks=60, speculative=method, adaptive_drafts="off"))
     for name in ("a", "b"):
         engine.add(prompt(name), SamplingParams(max_tokens=60, temperature=0), name)
     for _ in range(4):
