@@ -28,7 +28,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reference_impl.annexes.speculative.payoff import LEAST_SEEN, LEAST_WON, MEMORY, NEW, TRIAL_STEPS, Payoff
+from reference_impl.annexes.speculative.payoff import LEAST_SEEN, LEAST_WON, MEMORY, RECENTLY_OFF, TRIAL_STEPS, Payoff
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.step_costs import NUM_TIMES, STALL, StepCosts
 from reference_impl.core.scheduler import Shares
@@ -89,8 +89,7 @@ class Adapting(Drafting):
         self._most = self.num_drafts
         self._ended: float | None = None  # the step before, if this one is planned right behind it
         self._num_with_guesses = 0  # steps, since one showed what it takes without
-        self._has_prompts = False  # among the running requests, in the step that is planned
-        self._measures = False  # that: the step that is planned has none
+        self._measures = False  # what a step takes without: the one that is planned has none
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
         self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned
@@ -101,13 +100,12 @@ class Adapting(Drafting):
         self._lengths: deque[int] = deque(maxlen=MEMORY)  # tokens that requests gave
 
     def schedule(self, now: float) -> StepPlan:
-        self.has_guesses, self._has_prompts = self.payoff.on, False
+        self.has_guesses = self.payoff.on
         if not self.payoff.on:
             plan = super().schedule(now)
             self._behind.update([row.request_id for row in plan.rows])
-            num_undrafted, keeps_up = sum([row.samples for row in plan.rows]), not plan.rows
-            if self._has_prompts or plan.admitted:
-                num_undrafted = sum(row.samples and row.num_tokens == 1 for row in plan.rows)
+            num_undrafted = sum([samples and num_tokens == 1 for _, _, num_tokens, samples, _, _ in plan.rows])
+            keeps_up = not plan.rows
         else:
             self._losing.clear()
             self._measures = self._num_with_guesses >= PLAIN_AFTER or self.costs.asks_for_plain(len(self.running))
@@ -125,7 +123,6 @@ class Adapting(Drafting):
         return plan
 
     def _cut(self, shares: Shares, left: int) -> Shares:
-        self._has_prompts = True
         if self.has_guesses:
             num_missing = [missing for _, missing in shares if missing > 1]
             if sum(num_missing) > left:  # a guess takes the place of a prompt's token, which is never in vain
@@ -234,7 +231,7 @@ class Adapting(Drafting):
 
     def _judge(self, plan: StepPlan, num_given: int, seconds: float, drafting: float) -> None:
         num_rows = len(plan.rows)
-        alone = self.costs.seconds_alone(num_rows) if self.payoff.num_steps < NEW else None
+        alone = self.costs.seconds_alone(num_rows) if self.payoff.num_steps < RECENTLY_OFF else None
         plain = self.costs.plain_seconds(num_rows) if alone is None else alone
         if not plain:  # not known; or the clock is too coarse to say what is lost
             return

@@ -31,7 +31,7 @@ MOST_UNUSED = 128  # steps with prompts, one behind another, that it keeps up wi
 MOST_LOST = 0.01  # of the time without it, in its trials
 LEAST_WON = 0.08  # of the time without it, or it is switched off
 LEAST_SEEN = 0.15  # the same, held against steps in which it guesses nothing and keeps up
-NEW = 256  # steps since it was off, for which steps without it say what these take
+RECENTLY_OFF = 256  # steps since it was off, as long as steps without it say what one takes
 
 
 @dataclass

@@ -19,7 +19,7 @@ from reference_impl.interfaces import StepPlan
 
 NUM_SIZES = 24  # whose seconds are remembered
 NUM_TIMES = 9  # of each: their median counts
-APART = 4  # sizes are, by a part of the smallest: of nearer ones a slope is noise, and how they are rounded
+APART = 4  # sizes of a line span a quarter of the smallest: the slope of nearer ones is noise, and their rounding
 NUM_SEEN = 2  # of each before they count: the first step of a kind may take ten times as long as the next
 LASTING = 16  # steps of a number of rows, until what such steps take without guesses is measured
 FORGOTTEN_AFTER = 1024  # steps in which a size was not seen
@@ -64,8 +64,8 @@ class Times:
         self._lines.clear()
 
     def line(self, beyond: int = -1) -> Line | None:
-        """Through sizes beyond that one, or through all where fewer than two are; None where fewer than two are known.
-        A size counts as often as it was seen."""
+        """Through sizes beyond that one, or through all where fewer than two are; None where fewer than two are known,
+        or none that are APART. A size counts as often as it was seen."""
         if beyond not in self._lines:
             self._lines[beyond] = self._fit(beyond)
         return self._lines[beyond]
@@ -85,8 +85,8 @@ class Times:
         return Line(max(0.0, rise / spread), middle, seconds)
 
     def at(self, size: int, beyond: int = -1, slope: float = 0.0) -> float | None:
-        """Of a size seen NUM_TIMES times its median; of another what a line says (see `line`), or, where one size alone
-        is known, that with this slope. None before any."""
+        """Of a size seen NUM_TIMES times its median; of another what a line says (see `line`), or, where there is none,
+        one with this slope through a size that is known. None before any."""
         size = _rounded(size)
         if size in self.seconds and len(self._newest[size]) == NUM_TIMES:
             return self.seconds[size]

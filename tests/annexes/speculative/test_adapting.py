@@ -18,8 +18,8 @@ from reference_impl.annexes.speculative.payoff import (
     MEMORY,
     MOST_LOST,
     MOST_UNUSED,
-    NEW,
     OFF_STEPS,
+    RECENTLY_OFF,
     TRIAL_STEPS,
     Payoff,
 )
@@ -538,7 +538,7 @@ def test_what_a_model_takes_for_rows_that_it_is_behind_with_does_not_count(monke
     for _ in range(NUM_SEEN):
         scheduler.costs.alone.add(4, 0.1, 1)
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
-    scheduler.payoff.num_steps = NEW
+    scheduler.payoff.num_steps = RECENTLY_OFF
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     behind = 0.25 * 3 / 4
     assert found == [
