@@ -15,11 +15,14 @@ import pytest
 from reference_impl import LLM, course_model
 from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.assembly.parts import Parts
+from reference_impl.serving import process as process_module
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import EngineThread, load
+from tests.serving import programs
+from tests.warm import Warm
 
 
 class Running:
@@ -84,16 +87,47 @@ def until() -> Callable[[Callable[[], Any], str], Any]:
     return wait
 
 
+@pytest.fixture(scope="session")
+def imported() -> Iterator[Warm]:
+    """A Python that has imported what engines and servers need of others."""
+    made = Warm(*programs.MODULES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm_engines(imported: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that get a process during this test are forked: see `tests/serving/programs.py`."""
+    monkeypatch.setattr(process_module, "start_beside", programs.start_beside(programs.engines(imported)))
+
+
+@pytest.fixture(scope="session")
+def inferlabs(imported: Warm) -> Callable[[], Any]:
+    """`with inferlabs() as inferlab`: as the fixture of that name, and they end with the block."""
+    return functools.partial(programs.running, imported)
+
+
+@pytest.fixture
+def inferlab(imported: Warm) -> Iterator[Callable[..., programs.Program]]:
+    """inferlab(*options): starts `inferlab serve`, a `programs.Program`."""
+    with programs.running(imported) as start:
+        yield start
+
+
 @pytest.fixture(scope="module")
-def serve(until: Any) -> Iterator[Callable[..., Running]]:
+def serve(until: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
     """serve(ServerConfig fields as `server=dict`, parts=dict, **engine options): a server of its own.
 
-    process: its engine is in a process of its own, as that of `inferlab serve`.
+    process: its engine is in a process of its own, as that of `inferlab serve`; cold: and started as it starts it.
     """
     started: list[Running] = []
 
     def make(
-        server: dict[str, Any] | None = None, parts: dict[str, Any] | None = None, process: bool = False, **options: Any
+        server: dict[str, Any] | None = None,
+        parts: dict[str, Any] | None = None,
+        process: bool = False,
+        cold: bool = False,
+        **options: Any,
     ) -> Running:
         if "num_blocks" not in options:
             options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
@@ -101,7 +135,11 @@ def serve(until: Any) -> Iterator[Callable[..., Running]]:
         host: Any
         if process:
             assert parts is None, "they would have to be pickled"
-            host = EngineProcess(functools.partial(load, folder, "float32", **options), ChatEncoder(folder))
+            with pytest.MonkeyPatch.context() as patch:
+                if not cold:
+                    command = programs.engines(request.getfixturevalue("imported"))
+                    patch.setattr(process_module, "start_beside", programs.start_beside(command))
+                host = EngineProcess(functools.partial(load, folder, "float32", **options), ChatEncoder(folder))
         else:
             everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
             host = EngineThread(LLM(folder, dtype="float32", parts=everything, **options))

@@ -7,8 +7,6 @@ import random
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import typing
 from typing import Any
@@ -217,21 +215,18 @@ def test_the_metrics_are_prometheus_text(http: httpx.Client) -> None:
 # --- signals --------------------------------------------------------------------------------------------------------
 
 
-def test_told_twice_to_end_it_ends_once_and_its_clients_get_an_error(until: Any) -> None:
-    words = "from grader.cli import main; main()"
-    command = [sys.executable, "-c", words, "serve", "draft", "--port", "0", "--shutdown-seconds", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split("/v1")[0]
-        half_open = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
-        half_open.sendall(b"POST /v1/comp")
-        with httpx.stream("POST", url + COMPLETIONS, json={**LONG, "n": 64, "stream": True}, timeout=600) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        half_open.close()
-        assert process.wait(600) == 0
+def test_told_twice_to_end_it_ends_once_and_its_clients_get_an_error(inferlab: Any) -> None:
+    process = inferlab("--shutdown-seconds", "1")
+    half_open = socket.create_connection(("127.0.0.1", int(process.url.rsplit(":", 1)[1])))
+    half_open.sendall(b"POST /v1/comp")
+    asked = {**LONG, "n": 64, "stream": True}
+    with httpx.stream("POST", process.url + COMPLETIONS, json=asked, timeout=600) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    half_open.close()
+    assert process.wait(600) == 0
     assert "error" in json.loads(rest[-1].removeprefix("data: "))
     assert "data: [DONE]" not in rest

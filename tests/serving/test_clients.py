@@ -92,11 +92,11 @@ def test_content_in_parts_is_the_text(client: openai.OpenAI) -> None:
 
 def test_the_async_client_and_many_streams_at_once(server: Any, serial: LLM) -> None:
     prompts = [f"class C{i}:\n    def " + "x" * (3 * i) for i in range(24)]
-    expected = [greedy(serial, prompt, 16 + i).text for i, prompt in enumerate(prompts)]
+    expected = [greedy(serial, prompt, 4 + i % 12).text for i, prompt in enumerate(prompts)]
 
     async def one(client: openai.AsyncOpenAI, i: int) -> str:
         stream = await client.completions.create(
-            model="course", prompt=prompts[i], max_tokens=16 + i, temperature=0, stream=True
+            model="course", prompt=prompts[i], max_tokens=4 + i % 12, temperature=0, stream=True
         )
         return "".join([chunk.choices[0].text async for chunk in stream])
 
@@ -184,11 +184,11 @@ def test_logprobs_of_a_chat_say_the_bytes(client: openai.OpenAI) -> None:
 
 def test_characters_of_several_tokens_arrive_whole(client: openai.OpenAI) -> None:
     """Random ids at a high temperature make broken UTF-8; no piece may end inside a character that the text has."""
-    for seed in range(6):
+    for seed in range(3):
         asked: Any = {
             "model": "course",
             "prompt": "naïve 日本語 🙂 ",
-            "max_tokens": 60,
+            "max_tokens": 30,
             "temperature": 3.0,
             "seed": seed,
         }

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +22,8 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.worker import EngineThread
+from tests.serving import programs
+from tests.warm import Warm
 
 COMPLETIONS = "/v1/completions"
 
@@ -102,7 +101,7 @@ def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
 ) -> None:
     running = serve(process=process, max_num_seqs=32, num_blocks=300)
     rng = random.Random(3)
-    plans = [(f"# {i}\n" * rng.randint(1, 12), rng.randint(4, 24), rng.random() < 0.3) for i in range(200)]
+    plans = [(f"# {i}\n" * rng.randint(1, 6), rng.randint(2, 9), rng.random() < 0.3) for i in range(200)]
 
     async def one(client: httpx.AsyncClient, prompt: str, tokens: int, goes: bool) -> str | None:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
@@ -152,34 +151,6 @@ def test_when_the_engine_fails_nobody_waits(serve: Any) -> None:
 # --- a process of its own -------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def servers() -> Iterator[Any]:
-    """A function: (*options) starts `inferlab serve` on a free port; its URL in .url."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> subprocess.Popen[str]:
-        program = str(Path(sys.executable).with_name("inferlab"))
-        words = [program, "serve", "draft", "--port", "0", *options]
-        running = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        started.append(running)
-        assert running.stdout is not None
-        said = running.stdout.readline()
-        running.url = said.split("/v1")[0]  # type: ignore[attr-defined]
-        return running
-
-    yield start
-    for running in started:
-        running.kill()
-        running.wait()
-        running.stdout.close()  # type: ignore[union-attr]
-
-
-@pytest.fixture
-def inferlab() -> Iterator[Any]:
-    with servers() as start:
-        yield start
-
-
 def ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/ready", timeout=600).status_code == 200
@@ -204,9 +175,9 @@ def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, 
 
 
 @pytest.fixture(scope="module")
-def killed_and_restarted(until: Any, reserved_port: int) -> Iterator[Any]:
+def killed_and_restarted(until: Any, reserved_port: int, inferlabs: Any) -> Iterator[Any]:
     """A server that was killed while a client read, and the next one, at the same port."""
-    with servers() as start:
+    with inferlabs() as start:
         running = start("--port", str(reserved_port))
         until(lambda: ready(running.url), "it is ready")
         with (
@@ -245,11 +216,9 @@ def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(killed_and
     assert running.wait(600) == 0
 
 
-def test_a_port_that_is_taken_is_said(inferlab: Any) -> None:
+def test_a_port_that_is_taken_is_said(imported: Warm) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        program = str(Path(sys.executable).with_name("inferlab"))
-        words = [program, "serve", "draft", "--port", str(taken.getsockname()[1])]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        done = programs.run(imported, "serve", "draft", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr

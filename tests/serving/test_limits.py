@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import resource
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -335,33 +331,24 @@ def test_where_everybody_is_being_answered_another_is_told_so(serve: Any, until:
     assert httpx.get(f"{running.url}/health", timeout=600).status_code == 200
 
 
-def test_half_open_connections_do_not_use_up_the_files_of_the_process(until: Any) -> None:
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-
-    program = str(Path(sys.executable).with_name("inferlab"))
-    with subprocess.Popen(
-        [program, "serve", "draft", "--port", "0"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=few_files,
-    ) as running:  # fmt: skip
-        half = []
-        try:
-            assert running.stdout is not None
-            url = running.stdout.readline().split("/v1")[0]
-            until(lambda: httpx.get(f"{url}/ready", timeout=600).status_code == 200, "it is ready")
-            port = int(url.rpartition(":")[2])
-            running.send_signal(signal.SIGSTOP)  # so that they all stand before the door when it looks again
-            half = [socket.socket() for _ in range(600)]
-            for sock in half:
-                sock.setblocking(False)
-                sock.connect_ex(("127.0.0.1", port))
-            running.send_signal(signal.SIGCONT)
-            answer = httpx.post(f"{url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=600)
-            assert answer.status_code == 200
-            assert "What the engine does" in httpx.get(f"{url}/status", timeout=600).text  # a file of its own
-        finally:
-            running.terminate()
-            _, said = running.communicate(timeout=600)
-            for sock in half:
-                sock.close()
+def test_half_open_connections_do_not_use_up_the_files_of_the_process(until: Any, inferlab: Any) -> None:
+    running = inferlab(max_files=300)
+    url, half = running.url, []
+    try:
+        until(lambda: httpx.get(f"{url}/ready", timeout=600).status_code == 200, "it is ready")
+        port = int(url.rpartition(":")[2])
+        running.send_signal(signal.SIGSTOP)  # so that they all stand before the door when it looks again
+        half = [socket.socket() for _ in range(600)]
+        for sock in half:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+        running.send_signal(signal.SIGCONT)
+        answer = httpx.post(f"{url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=600)
+        assert answer.status_code == 200
+        assert "What the engine does" in httpx.get(f"{url}/status", timeout=600).text  # a file of its own
+    finally:
+        running.terminate()
+        _, said = running.communicate(timeout=600)
+        for sock in half:
+            sock.close()
     assert said == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import json
@@ -31,6 +30,8 @@ from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.runner import Piece, Runner, Stream
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import load
+from tests.serving import programs
+from tests.warm import Warm
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -54,7 +55,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def apart(serve: Any) -> Any:
-    return serve(process=True)
+    return serve(process=True, cold=True)
 
 
 @pytest.fixture
@@ -135,41 +136,27 @@ def test_after_a_disconnect_at_most_the_step_that_runs_computes_for_it(
 # --- the engine ends ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def servers() -> Iterator[Any]:
-    """(*options) starts `inferlab serve` on a free port, in a session of its own; its URL, and its engine's id."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> tuple[subprocess.Popen[str], str, int]:
-        program = str(Path(sys.executable).with_name("inferlab"))
-        words = [program, "serve", "draft", "--port", "0", *options]
-        running = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        started.append(running)
-        assert running.stdout is not None
-        url = running.stdout.readline().split("/v1")[0]
-        [engine] = children(running.pid)
-        return running, url, engine
-
-    yield start
-    for running in started:
-        running.kill()
-        running.communicate()
-
-
-@pytest.fixture
-def inferlab() -> Iterator[Any]:
-    with servers() as start:
-        yield start
-
-
 def last_event(lines: Iterator[str]) -> str:
     return [line for line in lines if line][-1].removeprefix("data: ")
 
 
-def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server_says_so(inferlab: Any) -> None:
-    running, url, engine = inferlab("--trace", "unused.json", "--engine-restarts", "0")
+@pytest.fixture
+def as_it_is_typed() -> Iterator[subprocess.Popen[str]]:
+    """`inferlab serve`, started as a learner starts it."""
+    program = str(Path(sys.executable).with_name("inferlab"))
+    words = [program, "serve", "draft", "--port", "0", "--trace", "unused.json", "--engine-restarts", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        yield running
+        running.kill()
+
+
+def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server_says_so(
+    as_it_is_typed: subprocess.Popen[str],
+) -> None:
+    running = as_it_is_typed
+    assert running.stdout is not None
+    url = running.stdout.readline().split("/v1")[0]
+    [engine] = children(running.pid)
     with httpx.Client(base_url=url, timeout=600) as client:
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -191,11 +178,13 @@ def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server
 
 def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any, serial: LLM, until: Any) -> None:
     """Steps go there as messages: the same text, and an error that names worker and step."""
-    running, url, engine = inferlab("--worker", "process", "--dtype", "float32", "--engine-restarts", "0")
+    options = ("--worker", "process", "--dtype", "float32", "--engine-restarts", "0")
+    running = inferlab(*options, cold_engine=True)
+    [engine] = children(running.pid)
     asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
     (worker,) = [child for child in children(engine) if "annexes.process" in Path(f"/proc/{child}/cmdline").read_text()]
-    with httpx.Client(base_url=url, timeout=600) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         assert client.post(COMPLETIONS, json=asked).json()["choices"][0]["text"] == expected
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -212,7 +201,7 @@ def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any,
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_engines: None) -> str:
     """A module that the engine's process can import: its models go wrong, or take for ever."""
     code = """
         import os, time
@@ -291,36 +280,36 @@ def test_a_step_that_never_ends_does_not_keep_the_server_from_ending(module: str
 # --- the server ends ------------------------------------------------------------------------------------------------
 
 
-def test_when_the_server_is_killed_its_engine_ends_in_mid_step(module: str, until: Any) -> None:
+def test_when_the_server_is_killed_its_engine_ends_in_mid_step(module: str, until: Any, imported: Warm) -> None:
     words = f"""
-import asyncio, importlib.util, sys
-spec = importlib.util.spec_from_file_location("tests_of_processes", {__file__!r})
-tests = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tests)
+import asyncio, os, sys
+sys.path[:0] = {[module, str(Path(__file__).parents[2])]!r}
+from tests.serving import programs, test_process as tests
+programs.start_engines_warm({programs.engines(imported)!r})
 
 async def main():
     host = tests.made("hangs")
     await tests.steps_and_then_hangs(host)
-    print(host.pid, flush=True)
+    print(os.getpid(), host.pid, flush=True)
     await asyncio.sleep(1000)
 
 asyncio.run(main())
 """
-    environment = {**os.environ, "PYTHONPATH": module}
-    with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, env=environment) as front:
+    with subprocess.Popen(imported.command(("-c", words)), stdout=subprocess.PIPE, text=True) as front:
         assert front.stdout is not None
-        engine = int(front.stdout.readline())
+        server, engine = map(int, front.stdout.readline().split())
         assert not has_ended(engine)
-        front.kill()
+        os.kill(server, signal.SIGKILL)  # and not what stands for it, with which all would end
         until(lambda: has_ended(engine), "the engine's process has ended")
 
 
 @pytest.fixture(scope="module")
-def stood_still(until: Any) -> Iterator[Any]:
+def stood_still(until: Any, inferlabs: Any) -> Iterator[Any]:
     """A server that was stopped while its engine computed, and went on: it, what its client got, and the timelines."""
-    with servers() as start:
-        running, url, engine = started = start("--dtype", "float32", "--shutdown-seconds", "600")
-        body = {**LONG, "max_tokens": 200, "logprobs": 20, "n": 32}  # some 20 KB in a step
+    with inferlabs() as start:
+        running = start("--dtype", "float32", "--shutdown-seconds", "600", cold_engine=True)
+        url, [engine] = running.url, children(running.pid)
+        body = {**LONG, "max_tokens": 120, "logprobs": 20, "n": 32}  # some 20 KB in a step
 
         def ticks() -> int:
             """Of processor time that the engine has had."""
@@ -346,7 +335,7 @@ def stood_still(until: Any) -> Iterator[Any]:
                 running.send_signal(signal.SIGCONT)
                 events = [first, *(line.removeprefix("data: ") for line in lines if line)]
             requests = client.get(f"/requests/{name}/timeline").json()["requests"]
-        yield started, events, requests
+        yield (running, url, engine), events, requests
 
 
 def test_ctrl_c_reaches_both_processes_and_those_that_run_finish(stood_still: Any) -> None:
@@ -371,7 +360,7 @@ def test_an_engine_whose_server_stands_still_waits_for_it_and_loses_nothing(stoo
         [choice] = json.loads(event)["choices"]
         index = choice["index"]
         texts[name if index == 0 else f"{name}/{index}"] += choice["text"]
-    expected = serial.generate("x", SamplingParams(max_tokens=200, temperature=0, ignore_eos=True))[0].text
+    expected = serial.generate("x", SamplingParams(max_tokens=120, temperature=0, ignore_eos=True))[0].text
     assert set(texts.values()) == {expected}
     waited = [max(b - a for a, b in pairwise(request["token_times"])) for request in requests]
     assert min(waited) > 0.4, "it went on, so what it wrote was kept somewhere"

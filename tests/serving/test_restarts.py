@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -60,35 +59,9 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-# `inferlab`, whose tries count for hours: on a busy machine three of them may take more than its 300 s.
-PROGRAM = """
-from reference_impl.serving.supervision import Restarts
-Restarts.__init__.__defaults__ = (3, 30_000.0, 1.0)
-from grader.cli import main
-main()
-"""
-
-
-@pytest.fixture
-def inferlab() -> Iterator[Any]:
-    started = []
-
-    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-        words = [sys.executable, "-P", "-c", PROGRAM, "serve", "draft", "--port", "0", *options]
-        running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(running)
-        assert running.stdout is not None
-        return running, running.stdout.readline().split("/v1")[0]
-
-    yield start
-    for running in started:
-        running.kill()
-        running.communicate()
-
-
 def test_a_server_whose_engine_is_killed_comes_back_with_the_same_texts(inferlab: Any, text: str, until: Any) -> None:
-    running, url = inferlab("--dtype", "float32", "--engine-restarts", "2", "--engine-restart-wait", "0.2")
-    with httpx.Client(base_url=url, timeout=600) as client:
+    running = inferlab("--dtype", "float32", "--engine-restarts", "2", "--engine-restart-wait", "0.2")
+    with httpx.Client(base_url=running.url, timeout=600) as client:
 
         def kill() -> None:
             [engine] = children(running.pid)
@@ -150,7 +123,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def supervised(place: Path, until: Any) -> Iterator[Any]:
+def supervised(place: Path, until: Any, warm_engines: None) -> Iterator[Any]:
     """(**Restarts fields) -> a server in a thread, and a client of it."""
     started: list[tuple[ModelServer, threading.Thread, httpx.Client]] = []
 

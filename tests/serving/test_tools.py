@@ -186,7 +186,7 @@ def test_a_template_that_fails_or_never_ends_is_400_with_its_line(scripted: Any)
             ask(client, extra_body={"chat_template_kwargs": {name: True}})
 
 
-def test_in_a_process_of_its_own(folder: Path, until: Any) -> None:
+def test_in_a_process_of_its_own(folder: Path, until: Any, warm_engines: None) -> None:
     host = EngineProcess(functools.partial(load, folder, "float32", kv_cache_bytes=128 << 20), ChatEncoder(folder))
     running = Running(ModelServer(host, ServerConfig("course", tool_call_parser="hermes"), "127.0.0.1", 0))
     until(lambda: running.runner.is_ready, "it is ready")
