@@ -20,7 +20,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grader.cli import app
 from reference_impl import LLM, course_model
+from reference_impl.cli import messages
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
 
@@ -296,44 +298,72 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest
         read_object(file, ConfigError, 1000)
 
 
-# --- the commands, in a process of their own --------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 def inferlab(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own."""
     program = str(Path(sys.executable).with_name("inferlab"))
     plain = {**os.environ, "NO_COLOR": "1", "COLUMNS": "1000"}
     return subprocess.run([program, *words], capture_output=True, text=True, timeout=600, env=plain)
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """here(*words): what `inferlab *words` does, in this process; and whatever else is written to its outputs."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        status = messages.run(app, list(words))
+        return subprocess.CompletedProcess(words, status, *capfd.readouterr())
+
+    return run
+
+
+def is_one_line(done: subprocess.CompletedProcess[str], file: Path) -> None:
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"inferlab: error: {file}: ")
 
 
 @pytest.mark.parametrize(
     "name",
     ["config is a nest", "many layers", "index leads up", "tokenizer is cut", "tokenizer has more tokens"],
 )
-def test_generate_ends_with_one_line(name: str, folder: Path) -> None:
+def test_generate_ends_with_one_line(name: str, folder: Path, here) -> None:
     breaks, file, _ = BROKEN[name]
     breaks(folder)
-    done = inferlab("generate", "x", "--model", str(folder), "--max-tokens", "1")
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"inferlab: error: {folder / file}: ")
+    is_one_line(here("generate", "x", "--model", str(folder), "--max-tokens", "1"), folder / file)
 
 
-def test_so_it_does_where_the_model_computes_in_another_process(folder: Path) -> None:
-    BROKEN["half a header"][0](folder)
-    done = inferlab("generate", "x", "--model", str(folder), "--worker", "process")
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"inferlab: error: {folder / WEIGHTS}: not a complete safetensors file")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("frequencies alike", "tokenizer is a list")]
 
 
-@pytest.mark.parametrize("name", ["half a header", "frequencies alike", "tokenizer is a list", "many words"])
-def test_serve_ends_with_one_line(name: str, folder: Path) -> None:
+# Its engine is a process each time: here one folder whose config is broken, one of broken weights, below a tokenizer.
+@pytest.mark.parametrize("name", ["half a header", "many words", *SLOW])
+def test_serve_ends_with_one_line(name: str, folder: Path, here) -> None:
     breaks, file, _ = BROKEN[name]
     breaks(folder)
+    done = here("serve", str(folder), "--port", "0")
+    assert done.stdout == ""
+    is_one_line(done, folder / file)
+
+
+def test_so_they_do_in_a_process_of_their_own(folder: Path) -> None:
+    """And nothing that is there before or after the command adds a line."""
+    breaks, file, _ = BROKEN["tokenizer is cut"]
+    breaks(folder)
+    is_one_line(inferlab("generate", "x", "--model", str(folder), "--max-tokens", "1"), folder / file)
     done = inferlab("serve", str(folder), "--port", "0")
-    assert (done.returncode, done.stdout) == (1, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"inferlab: error: {folder / file}: ")
+    assert done.stdout == ""
+    is_one_line(done, folder / file)
+
+
+def test_so_it_does_where_the_model_computes_in_another_process(folder: Path, here) -> None:
+    BROKEN["half a header"][0](folder)
+    done = here("generate", "x", "--model", str(folder), "--worker", "process")
+    is_one_line(done, folder / WEIGHTS)
+    assert f"{folder / WEIGHTS}: not a complete safetensors file" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["config is a nest", "tokenizer is empty"])

@@ -54,7 +54,7 @@ def test_stacked_and_separate_experts_are_the_same_layer(name: str, save) -> Non
 
 def test_logits_are_those_of_transformers(save, their_logits, tapped_engine) -> None:  # noqa: F811
     """A prompt in chunks, decoding, and a neighbour."""
-    theirs, folder = save("qwen3_moe_mixed")
+    theirs, folder = save("qwen3_moe_mixed", num_hidden_layers=2, mlp_only_layers=[])  # one dense, one of experts
     model = load_model(folder, device=DEVICE, kernels="triton")
     engine, logits = tapped_engine(
         model, block_size=8, num_blocks=30, max_num_seqs=2, max_num_batched_tokens=8, attention="triton"

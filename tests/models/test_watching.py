@@ -28,6 +28,7 @@ from tests.models.test_parity import IDS
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = [IDS[:17], IDS[20:23], IDS[30:41]]
 NEW_TOKENS = 4
+SHORT = [IDS[:9], IDS[20:22], IDS[30:33]]  # for Triton's interpreter, still in chunks and beside each other
 STACKED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}  # what goes into one of the stacked goes into all of them
 FIRST = "model.layers.0.self_attn.qkv_proj"
 FP32 = 3e-5  # of the layer's largest input
@@ -47,10 +48,10 @@ class Largest:
             self.tokens[name] += len(x)
 
 
-def run(engine: Engine) -> list[list[int]]:
-    """All prompts, and for each all tokens that were computed: the last one was only sampled."""
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
-    requests = [engine.add(prompt, sampling) for prompt in PROMPTS]
+def run(engine: Engine, prompts: list[list[int]] = PROMPTS, new_tokens: int = NEW_TOKENS) -> list[list[int]]:
+    """For each prompt all tokens that were computed: the last one was only sampled."""
+    sampling = SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
+    requests = [engine.add(prompt, sampling) for prompt in prompts]
     while engine.has_work():
         engine.step()
     return [request.tokens[:-1] for request in requests]
@@ -61,6 +62,11 @@ def in_chunks(model: Decoder, **options: Any) -> Engine:
         block_size=8, num_blocks=40, max_num_batched_tokens=7, max_num_seqs=3, prefix_cache="off", **options
     )
     return Engine(model, budget)
+
+
+def of_two_layers(variant: str) -> dict[str, Any]:
+    """What makes it one; of the mixed, one layer has experts then."""
+    return {"num_hidden_layers": 2} | ({"mlp_only_layers": []} if variant == "qwen3_moe_mixed" else {})
 
 
 def experts_shown(mlp: Any, prefix: str, largest: Largest, x: Tensor) -> None:
@@ -109,11 +115,11 @@ def check(found: Largest, expected: Largest) -> None:
 @pytest.mark.parametrize("variant", "llama_biases gemma2 qwen3_moe_mixed mixtral olmo2 phi3_partial stablelm".split())
 def test_what_is_shown_is_what_transformers_gives_each_layer(variant: str, kernels: Any, save) -> None:
     """Prompts in chunks, together, then decoding; with our kernels, products are fused and experts stacked."""
-    theirs, folder = save(variant)
+    theirs, folder = save(variant, **(of_two_layers(variant) if kernels == "triton" else {}))
     model = load_model(folder, device=DEVICE if kernels == "triton" else "cpu", kernels=kernels)
     engine, found = in_chunks(model, attention=kernels), Largest()
     with watching(model, found):
-        sequences = run(engine)
+        sequences = run(engine, SHORT, 2) if kernels == "triton" else run(engine)
     assert {linear.name for linear in model.linears()} >= {name for name in found.of if "experts" not in name}
     check(found, theirs_shows(theirs, sequences))
     total = sum(map(len, sequences))
@@ -127,7 +133,8 @@ def test_what_is_shown_is_what_transformers_gives_each_layer(variant: str, kerne
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("variant", ["llama_biases", "qwen3_moe_mixed"])
 def test_afterwards_all_is_as_before_to_the_bit(variant: str, kernels: Any, save, one_shot) -> None:  # noqa: F811
-    model = load_model(save(variant)[1], device=DEVICE if kernels == "triton" else "cpu", kernels=kernels)
+    folder = save(variant, **of_two_layers(variant))[1]
+    model = load_model(folder, device=DEVICE if kernels == "triton" else "cpu", kernels=kernels)
 
     def state() -> list[dict[str, Any]]:
         hidden = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
@@ -153,7 +160,7 @@ def test_afterwards_all_is_as_before_to_the_bit(variant: str, kernels: Any, save
 
 
 def test_an_observer_that_fails_leaves_nothing_behind(save, one_shot) -> None:  # noqa: F811
-    model = load_model(save("llama_biases")[1], device=DEVICE, kernels="triton")
+    model = load_model(save("llama_biases", num_hidden_layers=1)[1], device=DEVICE, kernels="triton")
     plain = one_shot(model, IDS[:9])
 
     def fail(name: str, x: Tensor) -> None:
@@ -184,21 +191,21 @@ def test_quantized_layers_show_what_they_get(save) -> None:
 
 def test_steps_that_would_be_replayed_are_launched_and_shown(save) -> None:
     """Replays call no Python: inside there are none, and none is captured."""
-    theirs, folder = save("llama_biases")
+    theirs, folder = save("llama_biases", num_hidden_layers=1)
     model = load_model(folder, device=DEVICE, kernels="triton")
     engine, found = in_chunks(model, attention="triton", overlap="off", graphs="off"), Largest()
     engine.executor.use_graphs(recorder(), 3, engine.max_model_len)
     stats = engine.executor.stats
-    run(engine)
+    run(engine, SHORT)
     replayed, captured = stats.replayed_steps, stats.graphs_captured
     assert replayed > 0
     with watching(model, found):
-        sequences = run(engine)
+        sequences = run(engine, SHORT)
         with pytest.raises(RuntimeError, match="capture_all: expected a model that is not watched"):
             engine.executor.capture_all()
     assert (stats.replayed_steps, stats.graphs_captured) == (replayed, captured)
     check(found, theirs_shows(theirs, sequences))
-    assert run(engine) == sequences
+    assert run(engine, SHORT) == sequences
     assert stats.replayed_steps > replayed
 
 
