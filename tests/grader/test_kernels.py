@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +126,10 @@ def test_the_stub_is_not_written_yet() -> None:
         crossing(DOUBLE.split("    r =")[0] + "    raise NotImplementedError('not written yet')\n")
 
 
-# The rest needs the interpreter, which has to be chosen before Triton is imported: each in a process of its own.
+# The rest needs the interpreter, which has to be chosen before Triton is imported: each in a fork of a process that has
+# done so, and that has one launcher for all of them.
 BEGIN = f"""
-import sys, torch, triton, triton.language as tl
+import json, os, sys, traceback, torch, triton, triton.language as tl
 from grader.checks import compiled, launch
 from grader.examination.examiner import examine
 from grader.examination.intake import Added, Submission
@@ -153,26 +156,59 @@ def directly(source):
     run_cell(source, "double", space)
     run_cell(CHECK, "check_double", space)
 
-def examined(source, insecure=True, added=(), check=None):
+def examined(source, launcher=None, added=(), check=None):
     checks = Cell("check_double", "check", check or CHECK, points=1.0)
     used = Lab("00_x", "x", (*lab.cells[:2], checks), {{}})
-    with Launcher(insecure=insecure) as launcher:
-        submission = Submission({{"double": source}}, [Added("double", "code", text) for text in added])
-        [result] = examine(used, submission, launcher, secret=b"x").checks
+    submission = Submission({{"double": source}}, [Added("double", "code", text) for text in added])
+    [result] = examine(used, submission, launcher or warm, secret=b"x").checks
     return result
 """
+SERVE = """
+with Launcher(insecure=True) as warm:
+    warm.fork().end()  # it has started before any fork of this process uses it
+    for line in sys.stdin:
+        path, body = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                sys.stdout = open(path, "w")
+                exec(body, globals())
+                status = 0
+            except BaseException:
+                traceback.print_exc(file=sys.stdout)
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+Run = Callable[[str], list[str]]
 
 
-def run(body: str, **environment: str) -> list[str]:
-    told = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} | environment
-    done = subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", BEGIN + body], capture_output=True, text=True,
-                          env=told, cwd=Path(__file__).parents[2])  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """run(body): the lines that it prints."""
+    said = tmp_path_factory.mktemp("kernels") / "said"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-W", "ignore", "-c", BEGIN + SERVE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment,
+                          cwd=Path(__file__).parents[2]) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asks, answers = process.stdin, process.stdout
+
+        def ask(body: str) -> list[str]:
+            print(json.dumps([str(said), body]), file=asks, flush=True)
+            status = answers.readline().strip()
+            assert status == "0", said.read_text()[-3000:] if said.exists() else "see its traceback above"
+            return said.read_text().splitlines()
+
+        yield ask
 
 
 @pytest.mark.timeout(900)
-def test_both_ways_of_running_give_the_same_numbers_and_counts() -> None:
+def test_both_ways_of_running_give_the_same_numbers_and_counts(run: Run) -> None:
     printed = run("directly(DOUBLE); r = examined(DOUBLE); print(r.seen.strip()); print(r.status, r.message)")
     assert printed[0] == printed[1]
     assert "'loads': {'x': 60, 'out': 0}, 'stores': {'x': 0, 'out': 60}, 'most_loads': {'x': 1, 'out': 0}" in printed[0]
@@ -180,7 +216,7 @@ def test_both_ways_of_running_give_the_same_numbers_and_counts() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_what_a_program_loads_twice_is_counted_and_what_goes_wrong_on_a_gpu_is_an_error() -> None:
+def test_what_a_program_loads_twice_is_counted_and_what_goes_wrong_on_a_gpu_is_an_error(run: Run) -> None:
     twice = DOUBLE.replace("    tl.store", "    tile += 0 * tl.load(x + at, mask=there, other=0.0)\n    tl.store")
     unmasked = DOUBLE.replace("mask=there, other=0.0", "mask=(r < rows)[:, None]")
     beyond = DOUBLE.replace("(r < rows)[:, None]", "(r < rows + 4)[:, None]").replace(
@@ -229,7 +265,7 @@ ATTACKS = {
 
 
 @pytest.mark.timeout(900)
-def test_torch_and_dummy_launches_earn_nothing() -> None:
+def test_torch_and_dummy_launches_earn_nothing(run: Run) -> None:
     body = f"""
 for name, (source, added) in {ATTACKS!r}.items():
     r = examined(source, added=added); print(name, r.status, r.earned)
@@ -238,15 +274,16 @@ for name, (source, added) in {ATTACKS!r}.items():
 
 
 @pytest.mark.timeout(900)
-def test_the_kernel_s_process_has_none_of_the_learner_s_cells_and_is_isolated(bwrap: None) -> None:
+def test_the_kernel_s_process_has_none_of_the_learner_s_cells_and_is_isolated(bwrap: None, run: Run) -> None:
     """What other cells did to libraries is not there; in isolation it is launched and compiled as without."""
     added = ["import triton.language as tl\ntl.arange = None\nimport numpy\nnumpy.where = None"]
     check = (
         'print(compiled(double, {"x": "*fp32", "out": "*fp32", "rows": "i32"}, {"COLUMNS": 5, "BLOCK": 4, "WIDE": 8}))'
     )
     body = f"""
-for check in (CHECK, "from grader.checks import compiled" + chr(10) + {check!r}):
-    r = examined(DOUBLE, insecure=False, added={added!r}, check=check); print(r.status, r.message, r.seen.strip()[-9:])
+with Launcher() as isolated:
+    for check in (CHECK, "from grader.checks import compiled" + chr(10) + {check!r}):
+        r = examined(DOUBLE, isolated, added={added!r}, check=check); print(r.status, r.message, r.seen.strip()[-9:])
 """
     printed = [line for line in run(body) if line.startswith(("passed", "failed"))]
     assert len(printed) == 2
@@ -255,19 +292,18 @@ for check in (CHECK, "from grader.checks import compiled" + chr(10) + {check!r})
 
 
 @pytest.mark.timeout(900)
-def test_a_kernel_without_end_is_stopped_and_the_next_check_gets_another_process() -> None:
+def test_a_kernel_without_end_is_stopped_and_the_next_check_gets_another_process(run: Run) -> None:
     endless = DOUBLE.replace(
         "    c = tl.arange(0, WIDE)", "    c = tl.arange(0, WIDE)\n    while BLOCK > 0:\n        c += 0"
     )
     body = f"""
 import dataclasses
 from grader.examination import examiner
-with Launcher(insecure=True) as launcher:
-    other = Cell("check_other", "check", "print(1)", points=1.0)
-    two = Lab("00_x", "x", (*lab.cells, other), {{}})
-    limits = dataclasses.replace(examiner.Limits(), call=1.0)
-    for check in examine(two, Submission({{"double": {endless!r}}}), launcher, secret=b"x", limits=limits).checks:
-        print(check.status, check.message.replace(chr(10), " "))
+other = Cell("check_other", "check", "print(1)", points=1.0)
+two = Lab("00_x", "x", (*lab.cells, other), {{}})
+limits = dataclasses.replace(examiner.Limits(), call=1.0)
+for check in examine(two, Submission({{"double": {endless!r}}}), warm, secret=b"x", limits=limits).checks:
+    print(check.status, check.message.replace(chr(10), " "))
 """
     printed = run(body)
     assert printed[0].startswith("timed out")
@@ -276,7 +312,7 @@ with Launcher(insecure=True) as launcher:
 
 
 @pytest.mark.timeout(900)
-def test_compiling_says_what_a_kernel_needs_or_what_the_compiler_says() -> None:
+def test_compiling_says_what_a_kernel_needs_or_what_the_compiler_says(run: Run) -> None:
     broken = DOUBLE.replace(
         "    tile = tl.load", "    tile = 1\n    for i in range(rows):\n        tile = tile + at\n    tile = tl.load"
     )
