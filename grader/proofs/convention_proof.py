@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from grader.examination.examiner import examine
+from grader.examination.examiner import examine, prepare
 from grader.examination.intake import Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.convention import (
@@ -42,6 +42,8 @@ from grader.proofs.proof import (
     kept_kernels,
     run_directly,
 )
+
+SECRET = b"proof"
 
 
 @dataclass
@@ -76,6 +78,7 @@ def prove_options(
         found = [Case("stub", "stub", Submission(), checks), Case("reference", "reference", Submission(solved))]
     copied = Submission({cell.grade_id: cell.source for cell in public.of_kind("solution")})
     found.append(Case("solution", "public", copied, frozenset().union(*(option.fails for option in options))))
+    prepare(lab, SECRET)  # imports what the forks need, and loads its model, once for all
     for case in found:
         _run(lab, case, launcher, proof)
     return proof
@@ -103,10 +106,10 @@ def _fitting(found: list[Case], lab: Lab, proof: Proof) -> Iterator[Case]:
 
 
 def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:
-    direct = run_directly(lab, case.submission, b"proof")
+    direct = run_directly(lab, case.submission, SECRET)
     examined, messages = direct, dict.fromkeys(direct, "")
     if launcher is not None:
-        checks = examine(lab, case.submission, launcher, secret=b"proof", limits=LIMITS).checks
+        checks = examine(lab, case.submission, launcher, secret=SECRET, limits=LIMITS).checks
         examined = {check.grade_id: check.status for check in checks}
         messages = {check.grade_id: check.message for check in checks}
     name, options = f"{case.kind} {case.name}", " + ".join(option.name for option in proof.options)
@@ -156,8 +159,9 @@ def main() -> int:
                 print(f"    left out: {', '.join(proof.left_out)}")
             print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")
             broken += bool(proof.problems)
-    least, most = public_points(private_lab(source, ()), conventions)
-    print(f"a public solution earns {least:g} to {most:g} points, as the course draws")
+    if sample is None:
+        least, most = public_points(private_lab(source, ()), conventions)
+        print(f"a public solution earns {least:g} to {most:g} points, as the course draws")
     print("every case is as it must be" if conventions and not broken else f"{broken} draws have problems")
     return 1 if broken else 0
 

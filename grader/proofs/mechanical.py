@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import itertools
 import json
 import multiprocessing
 import random
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -60,39 +63,59 @@ class Verdict:
 
 
 class Bench:
-    """A lab's checks, prepared once: visible with the public seed, and hidden with each secret."""
+    """A lab's checks: visible with the public seed, and hidden with each secret; each run is prepared when a mutant
+    first comes to it, and a check has killed only if the reference passes it in the same run."""
 
     def __init__(self, solution: Path, launcher: Launcher, num_secrets: int):
         self.lab, self.launcher = load_lab(solution), launcher
         released = solution.parents[2] / "labs" / solution.parent.name / solution.name
         secrets = [f"mutant {number}".encode() for number in range(num_secrets)]
         self.runs: list[tuple[Lab, bytes]] = [(load_lab(released), PUBLIC_SECRET), *((self.lab, s) for s in secrets)]
-        self.prepared = [prepare(lab, secret) for lab, secret in self.runs]
         self.solved = {cell.grade_id: cell.source for cell in self.lab.of_kind("solution")}
-        self.concerned = {
-            cell: [self._with_checks_of(lab, cell) for lab, _ in self.runs] for cell in self.solved
-        }  # per run
+        self._prepared: dict[int, dict[str, Any] | None] = {}
+        self._needed: dict[str, dict[str, set[str]]] = {}  # per lab, the learner's or ours: check -> solution cells
+        self._passed: set[tuple[int, str]] = set()  # run, check: the reference does
         launcher.fork().end()  # waits until it has started, so that forks of this process know it
-        for run in range(len(self.runs)):
-            if failed := self.first_failed(self.solved, run, self.runs[run][0]):
-                raise LabError(f"{self.lab.slug}: the reference itself fails {failed} in run {run}")
 
-    def verdict(self, mutant: Mutant) -> Verdict:
-        answers, labs = {**self.solved, mutant.cell: mutant.source}, self.concerned[mutant.cell]
-        if failed := self.first_failed(answers, 0, labs[0]):
+    def verdict(self, mutant: Mutant, harmless: bool = False) -> Verdict:
+        """harmless: it is expected to pass. One secret with which it does is then enough."""
+        answers = {**self.solved, mutant.cell: mutant.source}
+        if failed := self._killer(answers, 0, mutant.cell):
             return Verdict(mutant, failed, None, len(self.runs) - 1)
-        found = [self.first_failed(answers, run, labs[run]) for run in range(1, len(self.runs))]
-        killers = [check for check in found if check]
-        return Verdict(mutant, killers[0] if killers else None, len(killers), len(found))
+        killers = []
+        for run in range(1, len(self.runs)):
+            if failed := self._killer(answers, run, mutant.cell):
+                killers.append(failed)
+            elif harmless:
+                break
+        return Verdict(mutant, killers[0] if killers else None, len(killers), len(self.runs) - 1)
 
-    def _with_checks_of(self, lab: Lab, cell: str) -> Lab:
+    def _killer(self, answers: dict[str, str], run: int, cell: str) -> str | None:
+        """The first check that fails of those that use the cell. LabError if the reference fails it, too."""
+        lab, _ = self.runs[run]
+        failed = self.first_failed(answers, run, self._with_checks_of(run, cell))
+        if failed and (run, failed) not in self._passed:
+            # Alone: no check needs what another one made. Where the whole process ended, with all of them.
+            alone = replace(lab, cells=tuple(c for c in lab.cells if c.kind != "check" or c.grade_id == failed))
+            if also := self.first_failed(self.solved, run, alone if lab.cell(failed) else lab):
+                raise LabError(f"{self.lab.slug}: the reference itself fails {also} in run {run}")
+            self._passed.add((run, failed))
+        return failed
+
+    def _with_checks_of(self, run: int, cell: str) -> Lab:
         """The lab with those checks only that use a solution cell, directly or not: others are as for the reference."""
-        solved = Submission(dict(self.solved))
-        kept = [c for c in lab.cells if c.kind != "check" or cell in needed_cells(lab, solved, c)]
+        (lab, _), which = self.runs[run], "released" if run == 0 else "hidden"
+        if which not in self._needed:
+            solved = Submission(dict(self.solved))
+            self._needed[which] = {check.grade_id: needed_cells(lab, solved, check) for check in lab.of_kind("check")}
+        kept = [c for c in lab.cells if c.kind != "check" or cell in self._needed[which][c.grade_id]]
         return replace(lab, cells=tuple(kept))
 
     def first_failed(self, answers: dict[str, str], run: int, lab: Lab) -> str | None:
         """The first check of `lab` that fails, in a fork, which uses up what is prepared for the run."""
+        if run not in self._prepared:
+            self._prepared[run] = prepare(*self.runs[run])
+            gc.freeze()  # a fork's garbage collection need not touch, and so copy, what was there before
         receive, send = FORK.Pipe(duplex=False)
         child = FORK.Process(target=self._examine, args=(answers, run, lab, send))
         child.start()
@@ -116,17 +139,21 @@ class Bench:
         _, secret = self.runs[run]
         with contextlib.suppress(GeneratorExit):
             examine(lab, Submission(answers), self.launcher, secret=secret, on_check=on_check,
-                    limits=Limits(call=CALL_SECONDS, total=3600.0), prepared=self.prepared[run])  # fmt: skip
+                    limits=Limits(call=CALL_SECONDS, total=3600.0), prepared=self._prepared[run])  # fmt: skip
         send.send(failed[0] if failed else None)
 
 
 def drawn(solution: Path, sample: int | None, seed: str) -> tuple[list[Mutant], int]:
-    """The mutants to try, and how many there are: all, or `sample` of them, drawn by the seed."""
-    made = [mutant for cell in load_lab(solution).of_kind("solution") for mutant in mutants(cell)]
-    if sample is None or sample >= len(made):
-        return made, len(made)
-    chosen = random.Random(f"{solution.parent.name} {seed}").sample(range(len(made)), sample)
-    return [made[number] for number in sorted(chosen)], len(made)
+    """The mutants to try, and how many there are: all, or `sample` of them, of all cells by turns, as the seed says."""
+    made = [list(mutants(cell)) for cell in load_lab(solution).of_kind("solution")]
+    num_made = sum(map(len, made))
+    if sample is None or sample >= num_made:
+        return list(itertools.chain(*made)), num_made
+    draw = random.Random(f"{solution.parent.name} {seed}")
+    places = [[(cell, number) for number in draw.sample(range(len(of)), len(of))] for cell, of in enumerate(made)]
+    draw.shuffle(places)  # whose turn is last may have one mutant fewer
+    by_turns = filter(None, itertools.chain(*itertools.zip_longest(*places)))
+    return [made[cell][number] for cell, number in sorted(itertools.islice(by_turns, sample))], num_made
 
 
 def harmless(folder: Path) -> dict[str, str]:
@@ -157,7 +184,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("solution", type=Path, help="the solution's notebook")
     parser.add_argument("folder", type=Path, nargs="?", help=f"where {SURVIVORS} is")
-    parser.add_argument("--sample", type=int, help="so many, drawn by the seed; all if not given")
+    parser.add_argument(
+        "--sample", type=int, help="so many, drawn by the seed, of each cell by turns; all if not given"
+    )
     parser.add_argument("--seed", default="0")
     parser.add_argument("--secrets", type=int, default=3)
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="of N processes the I-th, from 0")
@@ -175,7 +204,7 @@ def main() -> int:
     shard, num_shards = map(int, options.shard.split("/"))
     with kept_kernels(), Launcher(insecure=True) as launcher:
         bench = Bench(options.solution, launcher, options.secrets)
-        verdicts = list(_told(bench, chosen[shard::num_shards]))
+        verdicts = list(_told(bench, chosen[shard::num_shards], known))
     wrong = problems(verdicts, known)
     counts = ", ".join(f"{count} {word}" for word, count in Counter(v.word for v in verdicts).most_common())
     print(f"{bench.lab.slug}: of {made} mutants {len(verdicts)} were tried: {counts}")
@@ -186,9 +215,9 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _told(bench: Bench, chosen: Sequence[Mutant]) -> Iterator[Verdict]:
+def _told(bench: Bench, chosen: Sequence[Mutant], known: Collection[str]) -> Iterator[Verdict]:
     for mutant in chosen:
-        verdict = bench.verdict(mutant)
+        verdict = bench.verdict(mutant, harmless=mutant.key in known)
         if verdict.word != "visible":
             print(f"{verdict.word}: {mutant.key}", flush=True)
         yield verdict

@@ -7,7 +7,8 @@ a second process; a check that answers differently is a fault of the lab.
     python -m grader.proofs.proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache [JSON] [--sample SEED]
 
 --sample: of the mutants as few as fail every check between them, drawn by the seed, and of these and of the variants
-one through the examiner; stub and reference both ways as without it. For a lab that was proven in full before.
+one through the examiner; stub and reference both ways as without it. A variant or mutant is tried by the checks that
+its own cells have to do with: for the others it is the reference. For a lab that was proven in full before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -25,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,10 @@ from typing import Any
 from grader.checks import secret_seed
 from grader.examination.examiner import Limits, check_result, examine, explain, prepare
 from grader.examination.intake import Submission, learner_cells
+from grader.examination.needed import needed_cells
 from grader.examination.reference import Reference, run_cell
 from grader.isolation.launcher import Launcher
-from grader.labs.lab import Lab, LabError, comment_text
+from grader.labs.lab import Lab, LabError, comment_text, defined_names
 from grader.labs.percent_file import percent_cells_of, percent_lab
 from grader.learner_side.kernel_run import KEPT
 from grader.learner_side.peer import LAB_MODULE
@@ -105,23 +108,61 @@ def _replacements(path: Path) -> tuple[str, dict[str, str]]:
     return header, {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in raw}
 
 
+class Reached:
+    """Which checks of a lab have to do with a cell of its solution: those that call what it defines, through others
+    too. For any other check a solution that differs in that cell alone is the reference."""
+
+    def __init__(self, lab: Lab):
+        self.lab = lab
+        self.solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+        whole = Submission(dict(self.solved))
+        self._needed = {cell.grade_id: needed_cells(lab, whole, cell) for cell in lab.of_kind("check")}
+
+    def changed(self, submission: Submission) -> set[str]:
+        """The solution's cells that are not the reference's."""
+        return {name for name, source in self.solved.items() if submission.answers.get(name) != source}
+
+    def by(self, submission: Submission) -> Lab:
+        """The lab with only the checks that a submission's own cells have to do with."""
+        changed = self.changed(submission)
+        for name in changed:
+            own = set(defined_names(submission.answers.get(name, "")))
+            # A name that the reference does not define there may take the place of one that any check uses.
+            if submission.added or not own or own - set(defined_names(self.solved[name])):
+                return self.lab
+        kept = [c for c in self.lab.cells if c.kind != "check" or changed & self._needed[c.grade_id]]
+        return dataclasses.replace(self.lab, cells=tuple(kept))
+
+
 def prove(
-    lab: Lab, folder: Path, launcher: Launcher, secret: bytes = b"proof", sample: str | None = None
+    lab: Lab,
+    folder: Path,
+    launcher: Launcher,
+    secret: bytes = b"proof",
+    sample: str | None = None,
+    also: Sequence[Case] = (),
 ) -> list[Outcome]:
     """Run every case both ways; `sample`: some of them, as the first lines of this file say.
 
+    also: cases that go only through the examiner. Then, in a sample, the reference does not: one of them stands for it;
+    and of the variants as few are tried as write every cell anew between them.
     The examiner's cells run once, here, and each case in a fork, so this process should have no threads.
     """
     outcomes = [Outcome(case) for case in cases(lab, folder)]
-    directly, examined = _drawn([outcome.case for outcome in outcomes], sample)
+    directly, examined = _drawn([outcome.case for outcome in outcomes], sample, lab if also else None)
+    outcomes += map(Outcome, also)
+    examined |= {case.name for case in also}
+    reached = None if sample is None else Reached(lab)
     prepared = prepare(lab, secret)
     launcher.fork().end()  # here and not in a fork, so that this process, too, knows that it has started
+    gc.freeze()  # a fork's garbage collection need not touch, and so copy, what was there before
     for outcome in outcomes:
         case, started = outcome.case, time.monotonic()
+        tried_by = reached.by(case.submission) if reached and case.kind in ("variant", "mutant") else lab
         if case.name in directly:
-            outcome.direct = run_directly(lab, case.submission, secret)
+            outcome.direct = run_directly(tried_by, case.submission, secret)
         if case.name in examined:
-            for check in _examined(lab, case.submission, launcher, secret, prepared):
+            for check in _examined(tried_by, case.submission, launcher, secret, prepared):
                 outcome.proxied[check.grade_id] = check.status
                 if check.message:
                     outcome.messages[check.grade_id] = check.message
@@ -129,29 +170,36 @@ def prove(
     return outcomes
 
 
-def _drawn(found: list[Case], sample: str | None) -> tuple[set[str], set[str]]:
-    """Names of the cases to run directly, and of those to run through the examiner."""
+def _drawn(found: list[Case], sample: str | None, few: Lab | None) -> tuple[set[str], set[str]]:
+    """Names of the cases to run directly, and of those to run through the examiner. few: the lab, for a sample of the
+    variants, too, and without the reference through the examiner."""
     names = {case.name for case in found}
     if sample is None:
         return names, names
     random_draw = random.Random(sample)
+    shuffled = random_draw.sample(found, len(found))
     variants = [case.name for case in found if case.kind == "variant"]
-    mutants = _covering(random_draw.sample(found, len(found)))
+    if few is not None:
+        solved = {cell.grade_id: cell.source for cell in few.of_kind("solution")}
+        own = {case.name: frozenset(case.submission.answers.items() - solved.items())
+               for case in shuffled if case.kind == "variant"}  # fmt: skip
+        variants = _covering({name: frozenset(cell for cell, _ in cells) for name, cells in own.items()})
+    mutants = _covering({case.name: case.fails for case in shuffled if case.kind == "mutant"})
     always = {case.name for case in found if case.kind in ("stub", "reference")}
-    examined = always | set(random_draw.sample(variants, min(1, len(variants)))) | set(mutants[:1])
+    examined = {"stub"} if few is not None else set(always)
+    examined |= set(random_draw.sample(variants, min(1, len(variants)))) | set(mutants[:1])
     return always | set(variants) | set(mutants), examined
 
 
-def _covering(found: list[Case]) -> list[str]:
-    """As few mutants as fail every check that any of them fails: always the one that adds most (a greedy set cover);
-    of those that add as much, the first."""
-    mutants = [case for case in found if case.kind == "mutant"]
+def _covering(found: Mapping[str, frozenset[str]]) -> list[str]:
+    """As few of these sets, by name, as hold between them all that any holds: always the one that adds most (a greedy
+    set cover); of those that add as much, the first."""
     chosen: list[str] = []
-    left = frozenset().union(*(mutant.fails for mutant in mutants))
+    left = frozenset[str]().union(*found.values())
     while left:
-        best = max(mutants, key=lambda mutant: len(mutant.fails & left))
-        chosen.append(best.name)
-        left -= best.fails
+        best = max(found, key=lambda name: len(found[name] & left))
+        chosen.append(best)
+        left -= found[best]
     return chosen
 
 
@@ -314,7 +362,9 @@ def compute_as_in_a_learners_process() -> None:
     import torch
 
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    # As in grader.learner_side.learner: torch.empty is NaN. What use_deterministic_algorithms does besides is to import
+    # the compiler's settings, two seconds.
+    torch.set_deterministic_debug_mode("warn")
 
 
 def main() -> int:
@@ -329,13 +379,18 @@ def main() -> int:
     lab = percent_lab(arguments.lab)
     with kept_kernels(), Launcher(insecure=True) as launcher:
         outcomes = prove(lab, arguments.folder, launcher, sample=arguments.sample)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"problems": problems(lab, outcomes)}))
+    return report(lab, outcomes)
+
+
+def report(lab: Lab, outcomes: list[Outcome]) -> int:
+    """Print kill matrix and problems; 1 if there are any."""
     found = problems(lab, outcomes)
     print(kill_matrix(lab, outcomes))
     direct, examined = (sum(map(bool, found)) for found in zip(*((o.direct, o.proxied) for o in outcomes), strict=True))
     print(f"of {len(outcomes)} cases {direct} directly, {examined} through the examiner")
     print("\n".join(found) or "every case is as it must be")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"problems": found}))
     return 1 if found else 0
 
 

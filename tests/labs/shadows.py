@@ -1,12 +1,13 @@
 """Two submissions that take the names of everything a lab gives: one with nothing written, one with all solved.
 
 python -m tests.labs.shadows solutions/02_kv_cache/kv_cache.py        prints what each check made of both, as JSON
+python -m tests.labs.shadows solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache SEED
+                                    the same after the sample of the lab's proof that SEED draws, by the same examiner
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from grader.examination.examiner import Limits, examine
 from grader.examination.intake import Added, Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, defined_names, load_lab
-from grader.proofs.proof import kept_kernels
+from grader.proofs.proof import Case, compute_as_in_a_learners_process, kept_kernels, prove, report
+
+NOTHING, SOLVED = "nothing written", "all solved"
 
 ANYTHING = '''
 class Anything:
@@ -40,11 +43,8 @@ def given_names(lab: Lab, also_used: bool) -> list[str]:
     return sorted(names - set(lab.graded_names))
 
 
-def main() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    lab = load_lab(Path(sys.argv[1]).with_suffix(".ipynb"))
+def shadows(lab: Lab) -> dict[str, Submission]:
+    """Both submissions, by name."""
     taken, unused = (
         ANYTHING + "".join(f"{name} = Anything()\n" for name in given_names(lab, also_used))
         for also_used in (True, False)
@@ -53,18 +53,29 @@ def main() -> None:
     nothing = {key: taken + "".join(f"class {name}(Anything): pass\n" for name in defined_names(source))
                for key, source in solved.items()}  # fmt: skip
     last = lab.cells[-1].grade_id
-    submissions = {
-        "nothing written": Submission(nothing, [Added(last, "code", taken)]),
-        "all solved": Submission(solved, [Added(last, "code", unused)]),
+    return {
+        NOTHING: Submission(nothing, [Added(last, "code", taken)]),
+        SOLVED: Submission(solved, [Added(last, "code", unused)]),
     }
-    found = {}
+
+
+def main() -> int:
+    compute_as_in_a_learners_process()
+    source, status, found = Path(sys.argv[1]), 0, {}
+    lab = load_lab(source.with_suffix(".ipynb"))
     with kept_kernels(), Launcher(insecure=True) as launcher:
-        for name, submission in submissions.items():
-            result = examine(lab, submission, launcher, secret=b"shadows", limits=Limits(total=3600.0))
-            found[name] = {check.grade_id: check.status for check in result.checks}
+        if sys.argv[2:]:
+            also = [Case(name, "shadow", submission) for name, submission in shadows(lab).items()]
+            outcomes = prove(lab, Path(sys.argv[2]), launcher, sample=sys.argv[3], also=also)
+            found = {outcome.case.name: outcome.proxied for outcome in outcomes if outcome.case in also}
+            status = report(lab, outcomes)
+        else:
+            for name, submission in shadows(lab).items():
+                result = examine(lab, submission, launcher, secret=b"shadows", limits=Limits(total=3600.0))
+                found[name] = {check.grade_id: check.status for check in result.checks}
     print(json.dumps(found))
+    return status
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
-    main()
+    sys.exit(main())

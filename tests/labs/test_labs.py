@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +12,21 @@ import pytest
 
 from grader.labs.lab import load_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
+from tests.labs.test_shadows import assert_nothing_gained_and_nothing_lost
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 
 
-def prove(warm: Warm, source: Path, *arguments: str) -> str:
+def folder(source: Path) -> Path:
+    return Path(__file__).parent / source.parent.name
+
+
+def prove(warm: Warm, source: Path) -> None:
     # A process of its own: the proof forks, which a test worker with threads must not.
-    folder = Path(__file__).parent / source.parent.name
-    done = warm.run(("-m", "grader.proofs.proof", str(source), str(folder), *arguments), os.environ)
+    done = warm.run(("-m", "grader.proofs.proof", str(source), str(folder(source))), os.environ)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @EACH_LAB
@@ -54,10 +58,17 @@ def _given(source: Path) -> set[str]:
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm, say: Callable[[str], None]) -> None:
-    """Both ways: all cases, or a sample where all were tried before (`proof_record.py`)."""
+    """Both ways: all cases, or a sample where all were tried before (`proof_record.py`). With a sample the same
+    examiner tries what `shadows.py` submits, and the reference as a part of it."""
     planned = plan(source, "proof", this_commit())
     say(planned.why)
-    prove(warm, source, *(["--sample", planned.sample] if planned.sample else []))
+    if planned.sample is None:
+        prove(warm, source)
+        return
+    done = warm.run(("-m", "tests.labs.shadows", str(source), str(folder(source)), planned.sample), os.environ)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_nothing_gained_and_nothing_lost(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.slow
