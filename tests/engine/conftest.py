@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 import random
 from collections import Counter, defaultdict
@@ -31,6 +32,38 @@ from reference_impl.interfaces import (
     StepRow,
     Transfers,
 )
+from tests.executor.forked import forked_workers as forked_workers
+
+
+@pytest.fixture(autouse=True)
+def forked(forked_workers: None) -> None:
+    """A worker's process is a fork. Started anew it is in tests/executor/test_process.py."""
+
+
+def some(chosen: Sequence[Any], every: Sequence[Any]) -> list[Any]:
+    """Parameters: those that are not chosen are slow."""
+    assert set(chosen) <= set(every)
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=() if each in chosen else pytest.mark.slow)
+        for each in every
+    ]
+
+
+def paired(*values: Sequence[Any]) -> list[Any]:
+    """Parameters: all combinations of values. As many are not slow as hold each pair of two values."""
+    every = list(itertools.product(*(range(len(each)) for each in values)))
+    pairs = {found: set(itertools.combinations(enumerate(found), 2)) for found in every}
+    left, chosen = set[Any]().union(*pairs.values()), list[tuple[int, ...]]()
+    while left:
+        chosen.append(max(every, key=lambda found: len(pairs[found] & left)))
+        left -= pairs[chosen[-1]]
+    return [
+        pytest.param(
+            *(each[number] for each, number in zip(values, found, strict=True)),
+            marks=() if found in chosen else pytest.mark.slow,
+        )
+        for found in every
+    ]
 
 
 class TappedModel:

@@ -22,6 +22,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import Opened, SamplingParams
+from tests.engine.conftest import some
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
 from tests.executor.tape import recorder
 from tests.executor.test_graphs import GENERATE, KINDS, VOCAB, asked, serve
@@ -147,7 +148,7 @@ def test_the_kernels_of_a_gpu_verify_drafts_in_a_replay(random_model) -> None:
     """Ours, in the interpreter or on a GPU: attention of several queries per row, cache write, sampling."""
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
     work = [
-        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=5 + i, seed=i, **params), "arrival": 0,
+        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=3 + i, seed=i, **params), "arrival": 0,
          "abort": None}
         for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9}])
     ]  # fmt: skip
@@ -243,7 +244,7 @@ def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
     """Ours, in the interpreter or on a GPU: rows of two tokens and of one, guesses drawn by the sampling kernel."""
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
     work = [
-        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=6 + i, seed=i, **params), "arrival": 0,
+        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=4 + i, seed=i, **params), "arrival": 0,
          "abort": None}
         for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}])
     ]  # fmt: skip
@@ -254,14 +255,15 @@ def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
     assert max(max(step.num_new_tokens) for step in engine.trace.steps()) == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Of one token per row, all kinds: test_graphs.py.
+@pytest.mark.parametrize("kind", some(["window", "4-bit cache"], list(KINDS)))
 def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
     """Three rows of 1 to 3 tokens in a graph of four rows; blocks that no row has are not numbers."""
     changes = dict(KINDS[kind])
     options: dict[str, Any] = {"kv_dtype": changes.pop("kv_dtype", "auto"), "attention": "triton", **FEW}
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1, **changes)
     work = [
-        {"prompt": [3 + i] * 4, "sampling": SamplingParams(max_tokens=2 + 2 * i, temperature=0.0), "arrival": 0,
+        {"prompt": [3 + i] * 4, "sampling": SamplingParams(max_tokens=2 + i, temperature=0.0), "arrival": 0,
          "abort": None}
         for i in range(3)
     ]  # fmt: skip

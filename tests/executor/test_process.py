@@ -65,7 +65,8 @@ def expected() -> list[Request]:
 
 
 @pytest.fixture
-def split() -> Iterator[Any]:
+def split(forked_workers: None) -> Iterator[Any]:
+    """split(**options): an engine whose worker's process is a fork."""
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:
@@ -78,12 +79,17 @@ def split() -> Iterator[Any]:
         assert engine.executor._process.poll() is not None, "no process is left behind"
 
 
-def test_the_texts_are_those_of_one_process(expected, split) -> None:
-    """With preemption to the host, copies, chunks, penalties, samples and steps that overlap."""
-    engine = split()
-    assert engine.overlaps
-    assert engine.executor.pid != os.getpid()
-    found = serve(engine)
+def test_the_texts_are_those_of_one_process(expected) -> None:
+    """With preemption to the host, copies, chunks, penalties, samples and steps that overlap; the worker's process is
+    started as it is in use."""
+    engine = split_engine(FOLDER, CONFIG, dtype="float64")
+    try:
+        assert engine.overlaps
+        assert engine.executor.pid != os.getpid()
+        found = serve(engine)
+    finally:
+        engine.close()
+    assert engine.executor._process.poll() is not None, "no process is left behind"
     steps = engine.trace.steps()
     assert any(step.preempted for step in steps)
     assert any(step.transfers.swap_in for step in steps)
@@ -118,6 +124,7 @@ def test_a_killed_worker_is_named_and_its_requests_go_on_with_a_new_one(expected
     assert rest.tokens == expected[1].tokens
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_error_of_a_killed_worker_has_step_and_rank() -> None:
     worker = WorkerProcess(partial(load_worker, FOLDER, "float32", "cpu", CONFIG), rank=3)
     try:
@@ -178,6 +185,7 @@ def test_long_steps_and_long_replies_do_not_wait_for_each_other() -> None:
     mine.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_does_not_start_says_why() -> None:
     with pytest.raises(ValueError, match=r"no-such-folder.config\.json: no such file"):
         WorkerProcess(partial(load_worker, FOLDER / "no-such-folder", "float32", "cpu", CONFIG))
@@ -207,6 +215,7 @@ def test_what_computes_is_the_workers_own() -> None:
         split_engine(FOLDER, CONFIG, parts=Parts(sampler=lambda logits, requests: None))  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_parts_that_plan_are_used(expected) -> None:
     pool = BlockPool(CONFIG.num_blocks or 0)
     engine = split_engine(FOLDER, CONFIG, dtype="float64", parts=Parts(block_pool=pool))
@@ -231,6 +240,7 @@ def parts():
 """
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_proposer_lives_in_the_workers_process(
     expected: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
