@@ -208,8 +208,15 @@ class Stand:
         return texts
 
 
-@pytest.mark.compiler
-def test_every_candidate_is_timed_and_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["traced", pytest.param("compiled", marks=(pytest.mark.compiler, pytest.mark.slow))])
+def as_traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be compiled runs as it was traced: a compiler takes half a minute for it, and what it makes is proven
+    in tests/annexes/compiled."""
+    if request.param == "traced":
+        monkeypatch.setattr("torch._inductor.compile", lambda graph, arguments, options: graph)
+
+
+def test_every_candidate_is_timed_and_verified(as_traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_peer, "start", lambda: (Stand(), {"llama-cpp-python": "0.0.stand"}))
     # One that is compiled: each takes seconds.
     monkeypatch.setattr(cpu_llama, "ONE_STREAM", {**cpu_llama.BESIDE, "int8, compiled": "q8_0"})
