@@ -259,7 +259,7 @@ def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv
         engine = Engine(model, config)
         requests = [
             engine.add(
-                [(7 * i + n) % 61 for i in range(n)], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+                [(7 * i + n) % 61 for i in range(n)], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
             )
             for n in (5, 9)
         ]

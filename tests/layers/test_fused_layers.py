@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -231,12 +229,10 @@ for shape, rows in (("llama-3-8b", 1), ("llama-3-8b", 16), ("llama-3-8b", 64), (
 LAYER = ["fused_linear", "rotate_and_write", "paged_decode", "fused_linear", "fused_linear", "fused_linear"]
 
 
-def test_a_layer_is_six_launches_that_read_its_weights_and_little_else() -> None:
+def test_a_layer_is_six_launches_that_read_its_weights_and_little_else(warm) -> None:
     """Nothing else runs between them. Of bytes: splits' sums count twice, written and read; they stay in the L2."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", RECORDED], capture_output=True, text=True, env=environment, timeout=600
-    )
+    done = warm.run(("-c", RECORDED), environment)
     assert done.returncode == 0, done.stderr
     shares = {}
     for line in done.stdout.splitlines():

@@ -35,6 +35,8 @@ from tests.layers.test_triton_attention import CROWDED, CROWDED_OPTIONS, DEVICE
 
 # The scales' 16 bits: where float32's last bits decide how one is rounded, it moves by 5e-4 of itself.
 BOUND = {"float32": 5e-4}
+# Where steps are replayed or guessed: what depends on the number of layers and heads is in the schedules.
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 @pytest.mark.parametrize(("kind", "block_size"), [("full", 3), ("full and windows", 2), ("soft cap, two groups", 3)])
@@ -44,7 +46,8 @@ def test_logits_are_those_of_the_definition(
     """Chunks beside rows that decode, prefixes found again, forks, requests thrown out and swapped."""
     monkeypatch.setattr(schedules, "BOUND", BOUND)
     monkeypatch.setattr(schedules, "alone", lambda m, asked, noise: alone(m, asked, block_size, noise))
-    model = random_model("float32", device=DEVICE, kernels="torch", **KINDS[kind])
+    two_layers = {"num_hidden_layers": 2}  # of "full and windows" one each
+    model = random_model("float32", device=DEVICE, kernels="torch", **KINDS[kind] | two_layers)
     engines: list[Engine] = []
 
     def with_triton(tapped: Decoder, **options: Any) -> Any:
@@ -70,14 +73,14 @@ def test_logits_are_those_of_the_definition(
 def model(random_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> FusedDecoder:
     """One whose steps can be replayed, in short buckets."""
     monkeypatch.setattr(graphs_module, "SHORTEST", 16)
-    return dense_model(random_model("float32", device=DEVICE, kernels="triton"))
+    return dense_model(random_model("float32", device=DEVICE, kernels="triton", **SMALL))
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_replayed_steps_write_the_text_of_the_definition(num_drafts: int, model: FusedDecoder, random_model) -> None:
     """Rows come and go, and their slots with them: what was captured for some requests serves others. With guesses a
     row has several tokens, and wrong ones are taken back."""
-    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch"), p, 8, 4) for p in PROMPTS]
+    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch", **SMALL), p, 8, 4) for p in PROMPTS]
     written = {f"r{i}": p + text for i, (p, text) in enumerate(zip(PROMPTS, texts, strict=True))}
     config = EngineConfig(
         kv_dtype="kivi", block_size=4, num_blocks=16, max_num_batched_tokens=30, max_num_seqs=4, attention="triton",
@@ -98,10 +101,9 @@ def test_trees_of_guesses_write_the_text_of_the_definition(
 ) -> None:
     """Whose paths fill blocks: launched one by one, beside rows without guesses; and as graphs."""
     monkeypatch.setattr(graphs_module, "SHORTEST", 16)
-    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = dense_model(random_model("float32", device=DEVICE, kernels="triton", **small))
+    model = dense_model(random_model("float32", device=DEVICE, kernels="triton", **SMALL))
     prompts = [PROMPTS[2], PROMPTS[4]]
-    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch", **small), p, 6, 3) for p in prompts]
+    texts = [greedy(random_model("float32", device=DEVICE, kernels="torch", **SMALL), p, 6, 3) for p in prompts]
     written = {f"r{i}": p + text for i, (p, text) in enumerate(zip(prompts, texts, strict=True))}
     config = EngineConfig(
         kv_dtype="kivi", block_size=3, num_blocks=20, max_num_batched_tokens=30 if replayed else 10, max_num_seqs=2,
