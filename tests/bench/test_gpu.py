@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,30 @@ ROOT = Path(reference_impl.__file__).parent.parent
 ALL_ROWS = [*gpu_run.LIMIT_ROWS, *(row for case in CASES for row in case.rows)]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "reference_impl.bench", "gpu", *arguments]
+# The program, whose second process, too, is a fork, if MEASURES is the command line of one; and its id.
+PROGRAM = """
+import json, os, sys
+from reference_impl.bench import gpu
+if measures := json.loads(os.environ.pop("MEASURES")):
+    gpu._python = lambda *words: measures
+print(os.getpid(), flush=True)
+sys.exit(gpu.main(sys.argv[1:]))
+"""
+Forked = Callable[[Sequence[str]], list[str]]
+
+
+def start(forked: Forked, *arguments: str, cold: bool = False) -> tuple[subprocess.Popen[str], int]:
+    """What stands for `python -m reference_impl.bench gpu`, and the id of the process itself. cold: the process that
+    measures is the one's child, with a Python of its own."""
+    measures = None if cold else forked(("-m", "reference_impl.bench", "gpu"))
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=own)
+    command = forked(("-c", PROGRAM, *arguments))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env=own | {"MEASURES": json.dumps(measures)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
 
 
 def parent(process: Path) -> int | None:
@@ -57,9 +77,9 @@ def tiny(**fields: Any) -> Bench:
     return Bench(torch.device("cpu"), torch.float32, tiny=True, limits=Limits(1e9, 1e9), **fields)
 
 
-def test_a_dry_run_has_every_line_and_leaves_the_results_alone(tmp_path: Path) -> None:
+def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in harness.RESULTS.iterdir()}
-    process = start("--dry-run", "--out", str(tmp_path / "gpu.json"))
+    process, _ = start(forked, "--dry-run", "--out", str(tmp_path / "gpu.json"))
     out, errors = process.communicate(timeout=600)
     assert process.returncode == 0, out + errors
     assert before == {file: file.stat().st_mtime_ns for file in harness.RESULTS.iterdir()}
@@ -84,16 +104,17 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(tmp_path: Path) -
     assert result["stamp"]["versions"]["torch"] == torch.__version__
 
 
-def test_who_is_killed_leaves_what_he_had_found(tmp_path: Path) -> None:
+def test_who_is_killed_leaves_what_he_had_found(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    process = start("--dry-run", "--out", str(out), "--only", "one stream")
+    process, pid = start(forked, "--dry-run", "--out", str(out), "--only", "one stream", cold=True)
     until = time.monotonic() + 600
     while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
         assert process.poll() is None or out.exists(), process.communicate()
         assert time.monotonic() < until
         time.sleep(0.01)
-    measuring = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == process.pid]
-    process.send_signal(signal.SIGKILL)
+    measuring = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == pid]
+    assert len(measuring) == 1
+    os.kill(pid, signal.SIGKILL)
     process.wait()
     seen = len(json.loads(out.read_text())["rows"])
     while any(parent(path) is not None for path in measuring):  # the process that measured ends with its next line
@@ -106,15 +127,15 @@ def test_who_is_killed_leaves_what_he_had_found(tmp_path: Path) -> None:
     assert result["rows"][len(gpu_run.LIMIT_ROWS)]["ours"]["median"] > 0
 
 
-def test_ctrl_c_leaves_a_table_of_what_was_found_and_says_where(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_table_of_what_was_found_and_says_where(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    process = start("--dry-run", "--out", str(out), "--only", "one stream")
+    process, pid = start(forked, "--dry-run", "--out", str(out), "--only", "one stream")
     until = time.monotonic() + 600
     while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
         assert process.poll() is None or out.exists(), process.communicate()
         assert time.monotonic() < until
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    os.kill(pid, signal.SIGINT)
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert f"wrote {out}" in printed
@@ -220,10 +241,10 @@ sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
-def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(tmp_path: Path) -> None:
+def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-P", "-c", FAULTY, "--dry-run", "--out", str(out)]
-    assert gpu.supervise([*command, "--until", str(time.monotonic() + 800)], out) == 1
+    command = forked(("-c", FAULTY, "--dry-run", "--out", str(out), "--until", str(time.monotonic() + 800)))
+    assert gpu.supervise(command, out) == 1
     result = json.loads(out.read_text())
     assert [(row["metric"], row["problem"]) for row in result["rows"][len(gpu_run.LIMIT_ROWS) :]] == [
         ("before the crash", ""), ("crash", "the process that measured it ended with status -11"),

@@ -19,6 +19,7 @@ from reference_impl.bench import kernels as bench
 from reference_impl.bench.kernel_cases import CASES, Case, Goal
 from reference_impl.bench.kernel_work import Peer, Place, Work
 
+OWN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 PACKAGE = Path(reference_impl.__file__).parent
 TINY = Place(torch.device("cpu"), torch.float32, tiny=True)
 LIMITS = {"copy": 1e12, "16 bits": 1e14, "fp8": 0.0, "nothing": 0.0}
@@ -28,23 +29,27 @@ NOT_ON_A_BARE_MACHINE = (
 )  # fmt: skip
 
 
-def bench_in_a_bare_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """python -m reference_impl.bench where nothing but torch, triton and numpy can be imported."""
-    code = f"""
+@pytest.fixture
+def bench_in_a_bare_process(forked: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """(*arguments): python -m reference_impl.bench where nothing but torch, triton and numpy can be imported."""
+    return lambda *arguments: subprocess.run(
+        forked(("-c", bare(*arguments))), capture_output=True, text=True, env=OWN, timeout=600
+    )
+
+
+def bare(*arguments: str) -> str:
+    return f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys({list(NOT_ON_A_BARE_MACHINE)!r}))
 sys.path.insert(0, {str(PACKAGE.parent)!r})
 sys.argv = ["bench", *{list(arguments)!r}]
 runpy.run_module("reference_impl.bench", run_name="__main__")
 """
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, env=own | environment, timeout=600
-    )
 
 
 def test_a_dry_run_proves_every_case_on_a_bare_machine() -> None:
-    done = bench_in_a_bare_process("kernels", "--dry-run")
+    command = [sys.executable, "-I", "-c", bare("kernels", "--dry-run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=OWN, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     for case in CASES:
@@ -63,19 +68,19 @@ def test_every_kernel_has_a_case() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_what_it_needs() -> None:
+def test_without_a_gpu_it_says_what_it_needs(bench_in_a_bare_process: Any) -> None:
     done = bench_in_a_bare_process("kernels")
     assert done.returncode == 2
     assert "expected a GPU that torch sees" in done.stderr
     assert "--dry-run" in done.stderr
 
 
-def test_another_word_than_kernels_is_refused() -> None:
+def test_another_word_than_kernels_is_refused(bench_in_a_bare_process: Any) -> None:
     done = bench_in_a_bare_process("kernel")
     assert (done.returncode, "expected: python -m reference_impl.bench kernels" in done.stderr) == (2, True)
 
 
-def test_a_name_that_no_case_has_is_refused() -> None:
+def test_a_name_that_no_case_has_is_refused(bench_in_a_bare_process: Any) -> None:
     done = bench_in_a_bare_process("kernels", "--dry-run", "--only", "decoding")
     assert done.returncode == 2
     assert "--only 'decoding': expected a part of one of: decode, B 64, context 4k; " in done.stderr
