@@ -41,10 +41,23 @@ def test_start_equals_its_source_and_has_no_outputs() -> None:
     assert not any(cell.get("outputs") for cell in notebook["cells"])
 
 
-def test_start_runs_in_the_workspace_beside_a_folder_named_as_a_package(home: Path) -> None:
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a kernel: cold as Jupyter starts it, warm with torch and matplotlib imported beforehand."""
+    if request.param == "cold":
+        return "python3"
+    spec = tmp_path / "jupyter" / "kernels" / "warm" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = request.getfixturevalue("warm").command(("-m", "ipykernel_launcher", "-f", "{connection_file}"))
+    spec.write_text(json.dumps({"argv": argv, "display_name": "warm", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    return "warm"
+
+
+def test_start_runs_in_the_workspace_beside_a_folder_named_as_a_package(home: Path, kernel: str) -> None:
     """And says what it is told to: how many cells lie before the one that starts the engine."""
     notebook = nbformat.read(home / "START.ipynb", as_version=4)
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(home)}})
+    client = NotebookClient(notebook, timeout=300, kernel_name=kernel, resources={"metadata": {"path": str(home)}})
     client.execute()
     cells = {cell.id: cell for cell in notebook.cells}
     (shown,) = [output for output in cells["answering"].outputs if "data" in output]
