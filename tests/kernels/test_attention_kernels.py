@@ -14,7 +14,7 @@ from reference_impl.kernels.paged_decode import paged_decode
 from tests.kernels.paged import DEVICE, RAGGED, check, decoded, make, random_tree
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1024, 1025, 1328]
+LENGTHS = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1025]
 DECODE = [(1, n) for n in LENGTHS]
 HEADS = [(4, 4, 64), (8, 2, 40), (5, 1, 16), (6, 2, 80)]  # heads, KV heads, head_dim: MHA, GQA, MQA; no powers of two
 
@@ -40,7 +40,12 @@ CAPPED = [
 ]
 
 
-@pytest.mark.parametrize(("window", "softcap"), [*((window, None) for window in WINDOWS), *CAPPED])
+PLAIN = [  # without any it is the tests above
+    pytest.param(window, None, marks=[pytest.mark.slow] if window in (None, 64) else []) for window in WINDOWS
+]
+
+
+@pytest.mark.parametrize(("window", "softcap"), [*PLAIN, *CAPPED])
 def test_windows_and_soft_caps(window, softcap) -> None:
     case = make(RAGGED, 4, 2, 16, torch.float16)
     check(flash_attention, reference.flash_attention, case.ragged, window=window, softcap=softcap)

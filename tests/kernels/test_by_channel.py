@@ -138,8 +138,8 @@ def check_flash(case: Case, **options: Any) -> None:
 
 
 # Contexts at and around the ends of blocks of 16, of tiles and of splits.
-LENGTHS = [1, 15, 16, 17, 33, 64, 65, 80, 81, 512, 513, 1312]
-RAGGED = [(1, 1312), (5, 18), (16, 32), (129, 463), (1, 1), (40, 40), (17, 65), (2, 129), (3, 17)]
+LENGTHS = [1, 15, 16, 17, 33, 64, 65, 80, 81, 512, 513, 1056]
+RAGGED = [(1, 1056), (5, 18), (16, 32), (129, 463), (1, 1), (40, 40), (17, 65), (2, 129), (3, 17)]
 HEADS = [(4, 4, 64), (8, 2, 40), (5, 1, 16), (6, 2, 80)]  # heads, KV heads, head_dim: MHA, GQA, MQA; no powers of two
 
 
@@ -244,8 +244,14 @@ def test_what_a_window_shows_no_more_is_not_read() -> None:
             assert (decode_by_channel(*case.decode, window=window) - wanted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16, 40])
+@pytest.mark.parametrize(
+    ("block_size", "dtype"),
+    [
+        pytest.param(size, dtype, marks=[] if dtype is not torch.float32 or size in (3, 16) else SLOW)
+        for dtype in DTYPES
+        for size in (1, 3, 4, 16, 40)
+    ],
+)
 def test_what_is_written_is_what_the_twin_writes(block_size: int, dtype: torch.dtype) -> None:
     """Bit by bit: rounding before attention, keeping after it; and in one launch where rows are short."""
     ends = [block_size * n + d for n in (1, 2, 4) for d in (-1, 0, 1)]

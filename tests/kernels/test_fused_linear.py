@@ -59,8 +59,15 @@ def check_fused(
     check(of(kernel), of(reference.fused_linear), given)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("around", AROUND)
+# float32 has other tiles, but what stands around is added in float32 in any case.
+@pytest.mark.parametrize(
+    ("around", "dtype"),
+    [
+        pytest.param(a, d, marks=[] if d is not torch.float32 or a in ("nothing", "all") else pytest.mark.slow)
+        for d in DTYPES
+        for a in AROUND
+    ],
+)
 def test_ragged_shapes_that_lie_between_nan(around, dtype) -> None:
     for tokens, steps, rows in SHAPES:
         inputs = int(steps * (32 if dtype is torch.float32 else 128))

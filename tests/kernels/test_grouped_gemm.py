@@ -39,7 +39,10 @@ def make(
     return x.to(DEVICE, dtype), weights.to(DEVICE, dtype), offsets_of(counts)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+SLOW_FLOAT32 = [pytest.param(DTYPES[0], marks=pytest.mark.slow), *DTYPES[1:]]  # float32 is in the test of features
+
+
+@pytest.mark.parametrize("dtype", SLOW_FLOAT32)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_rows_of_ragged_experts(counts, dtype) -> None:
     if not sum(counts):

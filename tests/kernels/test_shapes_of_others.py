@@ -8,6 +8,9 @@ contexts are cut so that the interpreter gets through; what decides tiles, masks
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +20,11 @@ from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
 from tests.kernels.paged import DEVICE, Case, check, make
 
+SLOW = pytest.mark.slow
 HALF = [torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 HEAD_DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
+# Tiles are chosen for head sizes up to 64, 128 and 256; `make test` has of each the largest and one that fills none.
+SOME_HEAD_DIMS = [59, 64, 111, 128, 160, 256]
 SEQLENS = [
     (1, 1), (1, 239), (3, 799), (127, 512), (127, 513), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512),
     (64, 800), (1023, 1024), (1024, 1024),
@@ -26,6 +32,13 @@ SEQLENS = [
 MIXED = [(1, 1328), (5, 18), (129, 463)]  # vLLM: decoding, a chunk, a prompt behind a prefix
 MIXED_LONG = [(1, 523), (1, 37), (1, 2011)]
 DECODED = [[1328, 5, 463], [1, 54, 293, 70]]
+# Of lengths: all but the longest are in one batch below, with windows.
+SOME_SEQLENS = [(1, 1), (1, 239), (127, 513), (113, 203), (256, 512), (1023, 1024)]
+
+
+def of_which(some: Collection[Any], every: Iterable[Any]) -> list[Any]:
+    """Every value as a parameter; what is not among some is slow."""
+    return [value if value in some else pytest.param(value, marks=pytest.mark.slow) for value in every]
 
 
 def both(case: Case, **options: object) -> None:
@@ -39,19 +52,19 @@ def decoding(*contexts: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", of_which(SOME_HEAD_DIMS, HEAD_DIMS))
 def test_head_sizes_of_flash_attention(head_dim, dtype) -> None:
     both(make([(113, 203), (3, 239)], 2, 1, head_dim, dtype))
     both(make(decoding(1, 799), 2, 1, head_dim, dtype))
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("seqlens", SEQLENS, ids=str)
+@pytest.mark.parametrize("seqlens", of_which(SOME_SEQLENS, SEQLENS), ids=str)
 def test_lengths_of_flash_attention(seqlens, dtype) -> None:
     both(make([seqlens], 2, 2, 64, dtype))
 
 
-@pytest.mark.parametrize("softcap", [None, 50.0])
+@pytest.mark.parametrize("softcap", of_which([None], [None, 50.0]))
 def test_all_lengths_of_flash_attention_in_one_batch_with_a_window(softcap) -> None:
     """local=True there draws a window at random for each shape."""
     short = [pair for pair in SEQLENS if pair[0] < 1000]
@@ -73,7 +86,9 @@ def test_soft_caps_of_scores_that_are_tiny_or_beyond_the_cap(scores) -> None:
     both(case, softcap=50.0)
 
 
-@pytest.mark.parametrize("heads", [(5, 1), (6, 1), (6, 2), (6, 6), (14, 2), (16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", of_which([(5, 1), (14, 2), (16, 1)], [(5, 1), (6, 1), (6, 2), (6, 6), (14, 2), (16, 1)]), ids=str
+)
 def test_heads_in_a_group(heads) -> None:
     both(make([(5, 130)], *heads, 32, torch.float16))
     both(make(decoding(1, 600), *heads, 32, torch.float16))
@@ -83,15 +98,25 @@ def test_the_many_heads_of_falcon_that_share_one_kv_head() -> None:
     both(make(decoding(70), 71, 1, 64, torch.float16))
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64, 256, 512])
+@pytest.mark.parametrize("block_size", of_which([64, 512], [16, 32, 64, 256, 512]))
 def test_block_sizes(block_size) -> None:
     """FlashAttention pages by 256 and more, vLLM by 16 to 64."""
     both(make([(113, 203), (64, 800), (1, 1)], 2, 1, 64, torch.float16, block_size=block_size))
     both(make(decoding(1, 339, 1024), 2, 1, 64, torch.float16, block_size=block_size))
 
 
-@pytest.mark.parametrize("seqlens", [(3, 1024), (64, 2048), (16, 3000), (128, 128), (1, 5000)], ids=str)
-@pytest.mark.parametrize("head_dim", [59, 128])
+LONG = [(seqlens, head_dim) for head_dim in (59, 128)
+        for seqlens in ((3, 1024), (64, 2048), (16, 3000), (128, 128), (1, 5000))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seqlens", "head_dim"),
+    [
+        pytest.param(*one, marks=[] if one in (((3, 1024), 59), ((16, 3000), 128), ((1, 5000), 59)) else SLOW)
+        for one in LONG
+    ],
+    ids=str,
+)
 def test_flash_attention_with_a_cache(seqlens, head_dim) -> None:
     """Its longest are (16, 20000) and (1, 131072)."""
     both(make([seqlens], 1, 1, head_dim, torch.float16))
@@ -104,8 +129,19 @@ def test_heads_and_head_sizes_of_vllm(heads, head_dim) -> None:
     both(make(decoding(528, 5), *heads, head_dim, torch.float16, block_size=32))
 
 
-@pytest.mark.parametrize("softcap", [None, 10.0, 50.0])
-@pytest.mark.parametrize(("window", "block_size"), [(None, 16), (None, 64), (64, 32), (128, 64), (256, 16)])
+# A cap and a window each with every block size; both together for one.
+CAPS_AND_WINDOWS = [
+    (softcap, window, block_size)
+    for softcap in (None, 10.0, 50.0)
+    for window, block_size in ((None, 16), (None, 64), (64, 32), (128, 64), (256, 16))
+]
+TRIED = [(50.0, None, 16), (10.0, None, 64), (None, 128, 64), (None, 256, 16), (50.0, 64, 32)]
+
+
+@pytest.mark.parametrize(
+    ("softcap", "window", "block_size"),
+    [pytest.param(*one, marks=[] if one in TRIED else SLOW) for one in CAPS_AND_WINDOWS],
+)
 def test_windows_soft_caps_and_blocks_of_vllm(window, block_size, softcap) -> None:
     options = {"window": window, "softcap": softcap}
     for rows in (MIXED, decoding(*DECODED[0])):
@@ -145,8 +181,9 @@ def scattered(rows: list[tuple[int, int]], num_blocks: int, head_dim: int) -> Ca
 
 @pytest.mark.parametrize("num_blocks", [2048, 32768])
 def test_blocks_all_over_the_cache(num_blocks) -> None:
-    both(scattered(MIXED, num_blocks, 64))
-    both(scattered(decoding(*DECODED[0]), num_blocks, 64), window=256)
+    head_dim = 64 if num_blocks < 2**15 else 16  # the whole cache is compared in float64, too
+    both(scattered(MIXED, num_blocks, head_dim))
+    both(scattered(decoding(*DECODED[0]), num_blocks, head_dim), window=256)
 
 
 def test_a_cache_of_more_than_two_to_the_31st_values() -> None:

@@ -63,14 +63,21 @@ def test_a_node_sees_the_context_and_its_path(heads: int, kv_heads: int, head_di
     check_both(make(rows, heads, kv_heads, head_dim, torch.float32), sees(rows))
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 20, 33, 100])
+@pytest.mark.parametrize("window", [1, 3, 33, 100, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7, 20))])
 def test_a_window_goes_by_positions_of_which_siblings_share_one(window: int) -> None:
     rows = [(5, 18), (64, 163), (1, 1), (40, 40), (1, 70), (30, 150), (150, 190)]
     check_both(make(rows, 4, 2, 16, torch.float32), sees(rows, plain=(4, 6)), window)
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 32])
-@pytest.mark.parametrize("behind", [0, 1, 15, 16, 17, 31, 32, 33])
+# Each block size with four of the distances, each distance with two of the block sizes; the rest is slow.
+AROUND = [
+    pytest.param(behind, block_size, marks=[] if (row - column) % 2 == 0 else pytest.mark.slow)
+    for row, behind in enumerate((0, 1, 15, 16, 17, 31, 32, 33))
+    for column, block_size in enumerate((1, 4, 16, 32))
+]
+
+
+@pytest.mark.parametrize(("behind", "block_size"), AROUND)
 def test_trees_around_the_ends_of_blocks_and_tiles(behind: int, block_size: int) -> None:
     rows = [(31, behind + 31), (33, behind + 33)]
     check_both(make(rows, 2, 1, 16, torch.float32, block_size=block_size), sees(rows, seed=behind))

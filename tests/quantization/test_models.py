@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,12 +43,13 @@ FP8_ACTIVATIONS = 0.15
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(course_model("target"), dtype="float32", device="cpu")
+    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=40)
 
 
 @pytest.fixture(scope="module")
 def quantized() -> dict[str, LLM]:
-    return {kind: LLM(course_model("target"), dtype="float32", device="cpu", quantization=kind) for kind in KINDS}
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "num_blocks": 40}
+    return {kind: LLM(course_model("target"), quantization=kind, **options) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,14 +72,22 @@ def test_fewer_bits_err_more(plain: LLM, quantized: dict[str, LLM], one_shot) ->
     assert 4 < error["int4"] / error["int8"] < 40
 
 
+PROMPTS = [
+    "def fibonacci(n):\n    ", "import os\nimport", "class Queue:\n    def __init__(self", "for i in range(",
+]  # fmt: skip
+GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def exact(plain: LLM) -> list[list[int]]:
+    return [output.token_ids for output in plain.generate(PROMPTS, GREEDY)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_texts_stay_texts(kind: str, plain: LLM, quantized: dict[str, LLM]) -> None:
+def test_greedy_texts_stay_texts(kind: str, exact: list[list[int]], quantized: dict[str, LLM]) -> None:
     """In a crowd, in chunks, with prefixes shared: as alone; and with 8 bits mostly the words of the exact model."""
-    prompts = ["def fibonacci(n):\n    ", "import os\nimport", "class Queue:\n    def __init__(self", "for i in range("]
-    greedy = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
-    together = [o.token_ids for o in quantized[kind].generate(prompts, greedy)]
-    alone = [quantized[kind].generate(prompt, greedy)[0].token_ids for prompt in prompts]
-    exact = [o.token_ids for o in plain.generate(prompts, greedy)]
+    together = [o.token_ids for o in quantized[kind].generate(PROMPTS, GREEDY)]
+    alone = [quantized[kind].generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS]
     assert sum(a == b for a, b in zip(together, alone, strict=True)) >= 3  # products of 1 and 4 rows may break a tie
     agreed = sum(a == b for x, y in zip(together, exact, strict=True) for a, b in zip(x, y, strict=True))
     assert agreed >= (16 if kind == "int4" else 40)  # of 64; a text that parted once has little in common from there
@@ -117,9 +127,9 @@ def test_logits_are_those_of_the_weights_that_the_codes_stand_for(
     save,  # noqa: F811
     one_shot,  # noqa: F811
 ) -> None:
-    """Biases, q, k and v in one product; with the CPU's products, and with our kernels."""
+    """Biases, q, k and v in one product; with the CPU's products, and in one layer with our kernels."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 24}
-    _, folder = save(family, torch.bfloat16, **sizes)
+    _, folder = save(family, torch.bfloat16, **sizes, num_hidden_layers=1 if kernels == "triton" else 3)
     device = DEVICE if kernels == "triton" else torch.device("cpu")
     model = load_model(folder, torch.float16, device, kernels=kernels, quantization=kind)
     plain = dequantized(folder, model.linears()[0].method)
@@ -136,6 +146,7 @@ def test_logits_are_those_of_the_weights_that_the_codes_stand_for(
 def test_what_was_found_fastest_decides_the_time_alone(fused, save, one_shot) -> None:  # noqa: F811
     """FP8 rounds activations or not by the number of tokens, whatever is one launch with its neighbours."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 24}
+    sizes["num_hidden_layers"] = 2
     _, folder = save("llama_biases", torch.bfloat16, **sizes)
     model = load_model(folder, torch.float16, DEVICE, kernels="triton", quantization="fp8")
     plain, tokens = dequantized(folder, model.linears()[0].method), [(11 * i) % 97 for i in range(9)]

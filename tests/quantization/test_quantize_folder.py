@@ -265,8 +265,12 @@ def test_calibration_brings_the_model_nearer_than_rounding_to_nearest(
 
 
 @pytest.mark.parametrize(
-    ("method", "saves"), [("rtn", 1), ("rtn", 2), ("gptq", 2), ("gptq", 3), ("awq", 4), ("rotate-gptq", 6)]
-)
+    ("method", "saves"),
+    [
+        ("rtn", 1), ("gptq", 3), ("rotate-gptq", 6),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in (("rtn", 2), ("gptq", 2), ("awq", 4))),
+    ],
+)  # fmt: skip
 def test_a_killed_run_goes_on_and_writes_the_same_bytes(
     method: str, saves: int, make_folder: MakeFolder, tmp_path: Path
 ) -> None:
