@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +67,16 @@ def course(
 def setup(course: Path) -> Setup:
     """Of `course`, so that what tests do with it and what the course's runs do can share examiners."""
     return lab_setup(course, SLUG, insecure=True)
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test starts for other setups ends with it, and the idle servers of `setup` stay for the next test."""
+    others = set(worker._alive)
+    monkeypatch.setattr(worker, "_idle", {})
+    yield
+    for server in worker._alive - others:
+        server.close()
 
 
 def solved(text: str, first: str = "") -> str:
@@ -129,7 +139,9 @@ def test_a_submission_is_graded_with_the_secret_that_its_result_names(setup: Set
     assert result["lab_version"] == setup.lab_version
 
 
-def test_what_a_check_draws_is_a_students_own_and_the_same_when_they_hand_in_again(course: Path, setup: Setup) -> None:
+def test_what_a_check_draws_is_a_students_own_and_the_same_when_they_hand_in_again(
+    course: Path, setup: Setup, beside: None
+) -> None:
     drawing = changed(setup, "check_window", "from grader.checks import seed\nprint(seed('x'))")
 
     def drawn(student: str) -> str:
@@ -163,11 +175,11 @@ def test_a_worker_with_other_versions_refuses(setup: Setup) -> None:
         grade(other)
 
 
-def start(course: Path) -> subprocess.Popen[str]:
+def start(course: Path, workers: int) -> subprocess.Popen[str]:
     code = f"from grader.courses import batch; batch.LIMITS = {PATIENT}; from grader.cli import main; main()"
     command = [sys.executable, "-P", "-c", code]
     return subprocess.Popen(
-        [*command, "grade", "run", "01", "--insecure", "--workers", "2", "--course", str(course)],
+        [*command, "grade", "run", "01", "--insecure", "--workers", str(workers), "--course", str(course)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, MARK: str(course), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
@@ -196,14 +208,14 @@ def test_a_run_that_is_killed_and_one_that_is_stopped_leave_no_process_and_the_n
     waiting = dict.fromkeys(["s1", "s2", "s3"], solved(solution_text, WAITING.format(str(go_on))))
     course = hand_in(released_course(tmp_path / "course"), {"s0": solved(solution_text), **waiting})
 
-    running = start(course)
+    running = start(course, workers=1)
     wait_until(lambda: graded(course) or running.poll() is not None, "the first is graded")
     running.kill()
     running.communicate()
     wait_until(lambda: not left_behind(course), "the processes of a killed run are gone")
     assert graded(course) == {"s0"}
 
-    running = start(course)
+    running = start(course, workers=2)
     wait_until(lambda: len(left_behind(course)) > 4, "its workers have started")
     os.killpg(running.pid, signal.SIGINT)  # as the terminal does
     said = running.communicate(timeout=600)[1]
@@ -222,8 +234,24 @@ def test_a_run_that_is_killed_and_one_that_is_stopped_leave_no_process_and_the_n
     assert found == [(student, 6.0) for student in ("s0", *waiting)]
 
 
+# A server that does all that is asked of it here, without importing torch: it is ready, and has no end of work.
+BUSY = """
+import sys
+from multiprocessing.connection import Connection
+channel = Connection(int(sys.argv[1]))
+channel.recv_bytes()
+channel.send_bytes(b'{"ready": true}')
+try:
+    channel.recv_bytes()
+    channel.send_bytes(b'{"seconds": 6000}')
+    channel.recv_bytes()
+except EOFError:
+    pass
+"""
+
+
 def test_a_server_that_starts_while_a_run_is_stopped_is_ended_too(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, beside: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starting, closed, close, popen = threading.Event(), threading.Event(), worker.close_servers, subprocess.Popen
 
@@ -236,7 +264,8 @@ def test_a_server_that_starts_while_a_run_is_stopped_is_ended_too(
         close(key)
         closed.set()
 
-    worker.close_servers(setup.key)  # of other tests
+    setup = replace(setup, secret="ef" * 16)
+    monkeypatch.setattr(worker, "SERVER", ("-c", BUSY))
     monkeypatch.setattr(batch, "close_servers", closing)
     endless = Job(setup, "ada", solved(setup.solution, WAITING.format("/does not exist")), setup.secret, limits=PATIENT)
     with batch._pool("", 2, setup) as (pool, _):
@@ -246,12 +275,16 @@ def test_a_server_that_starts_while_a_run_is_stopped_is_ended_too(
     assert [type(job.exception()) for job in jobs] == [worker.Stopped, worker.Stopped]
 
 
-def test_idle_servers_are_ended_however_soon_the_threads_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_servers_are_ended_however_soon_the_threads_end(
+    setup: Setup, beside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class EndsAtOnce(threading.Thread):
         def start(self) -> None:
             super().start()
             self.join()
 
+    setup = replace(setup, secret="ef" * 16)
+    monkeypatch.setattr(worker, "SERVER", ("-c", BUSY))
     monkeypatch.setattr(batch, "close_servers", worker.close_servers)
     with batch._pool("", 1, setup):
         assert [server for server in worker._alive if server.key == setup.key]
@@ -272,7 +305,7 @@ def test_replay_gives_the_same_result_and_records_nothing(course: Path) -> None:
     assert (course / "gradebook.db").read_bytes() == book
 
 
-def test_an_examiner_that_dies_every_time_is_a_failure_of_the_grader(setup: Setup) -> None:
+def test_an_examiner_that_dies_every_time_is_a_failure_of_the_grader(setup: Setup, beside: None) -> None:
     broken = changed(setup, "check_len", "import os\nos._exit(3)")
     result = grade(broken)
     assert (result["status"], result["earned"]) == ("machinery", 0)
@@ -281,47 +314,46 @@ def test_an_examiner_that_dies_every_time_is_a_failure_of_the_grader(setup: Setu
     assert grade(broken, refused="not a notebook")["status"] == "refused"
 
 
-FAILS = """
+# What goes wrong in the grader's own code, and what is said of it. The submission says which of them.
+FAULTS = {
+    "raise RecursionError('too deep')": "RecursionError: too deep",
+    "os._exit(4)": "the examiner's process ended (exit status 4)",
+    "raise examiner.Lost('ended from outside')": "Lost: ended from outside",
+}
+FAILS = f"""
 import os, sys
 import grader.examination.examiner as examiner
 import grader.examination.examiner_server as server
 check = examiner._Examination.check
 def fail(self, cell, spent):
-    if cell.grade_id == "check_len" and "BREAK" in str(self.submission):
-        {fault}
+    for fault in {[*FAULTS]}:
+        if cell.grade_id == "check_len" and any(fault in added.source for added in self.submission.added):
+            exec(fault)
     return check(self, cell, spent)
 examiner._Examination.check = fail
 server.main(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("raise RecursionError('too deep')", "RecursionError: too deep"),
-        ("os._exit(4)", "the examiner's process ended (exit status 4)"),
-        ("raise examiner.Lost('ended from outside')", "Lost: ended from outside"),
-    ],
-)
 def test_what_makes_the_grader_fail_on_one_submission_only_is_that_submissions_fault(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+    setup: Setup, beside: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "SERVER", ("-c", FAILS.format(fault=fault)))
+    monkeypatch.setattr(worker, "SERVER", ("-c", FAILS))
     other = replace(setup, secret="cd" * 16)  # a server of its own
-    result = grade(other, "# BREAK")
-    assert result["status"] == "crashed in check_len"
-    assert {check["grade_id"]: check["status"] for check in result["checks"]} == {
-        "check_window": "passed", "check_len": "crashed", "check_calls": "crashed",
-    }  # fmt: skip
-    assert result["earned"] == 2
-    assert f"and not on the lab's own solution: {said}" in result["checks"][1]["message"]
-    assert said in result["flags"][0]
+    for fault, said in FAULTS.items():
+        result = grade(other, f"# {fault}")
+        assert result["status"] == "crashed in check_len", fault
+        assert {check["grade_id"]: check["status"] for check in result["checks"]} == {
+            "check_window": "passed", "check_len": "crashed", "check_calls": "crashed",
+        }, fault  # fmt: skip
+        assert result["earned"] == 2, fault
+        assert f"and not on the lab's own solution: {said}" in result["checks"][1]["message"]
+        assert said in result["flags"][0]
     assert grade(other)["status"] == "passed"
-    worker.close_servers(other.key)
 
 
 def test_an_examiner_that_hangs_is_ended_from_outside_and_what_was_passed_stays(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, beside: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # When the first check is done, time flies for who waits for the second one. Before, there is as much as it needs.
     start = """
