@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
@@ -15,9 +16,15 @@ from grader.quiz import load_quiz
 from grader.quiz.question import letter
 from grader.quiz.quizzes import open_quizzes
 from grader.quiz.review import Reviews
+from tests.warm import Warm
 
 KV = load_quiz("02_kv_cache")
-COMMAND = [sys.executable, "-P", "-c", "from grader.cli import main; main()", "quiz"]
+MAIN = "from grader.cli import main; main()"
+COMMAND = [sys.executable, "-P", "-c", MAIN, "quiz"]
+# A fork has the objects that its parent made for other files: it makes its own for the pipes that it was given.
+STREAMS = (
+    "import sys; sys.stdin, sys.stdout, sys.stderr = (open(n, mode, closefd=False) for n, mode in enumerate('rww'))"
+)
 COUNT = len(KV.draw(tag="requests"))  # three, and at most one of them wants a number
 ESCAPE = "\x1b["
 
@@ -32,10 +39,26 @@ def environment(data: Path, **more: str) -> dict[str, str]:
     return clean | {"INFERLAB_DATA": str(data), "TERM": "xterm-256color", "LANG": "C.UTF-8", **more}
 
 
-def pipe(data: Path, *arguments: str, typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], input=typed, env=environment(data, **more), capture_output=True, text=True, timeout=600
-    )
+Pipe = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Iterator[Pipe]:
+    """pipe(data, *arguments): the command with `typed` as its input, in a fork of a Python that has imported what it
+    needs of others; in one of its own, as a terminal has it, where `cold`."""
+    warm = Warm("numpy", "yaml", "pydantic", "typer.main", "rich.console", "rich.markdown")
+
+    def run(
+        data: Path, *arguments: str, typed: str = "", cold: bool = False, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = COMMAND if cold else warm.command(["-c", f"{STREAMS}\n{MAIN}", "quiz"])
+        return subprocess.run(
+            [*command, *arguments], input=typed, env=environment(data, **more), capture_output=True, text=True,
+            timeout=600,
+        )  # fmt: skip
+
+    yield run
+    warm.close()
 
 
 def terminal(data: Path, *arguments: str, columns: int = 60, **more: str) -> pexpect.spawn:
@@ -119,7 +142,7 @@ def test_an_interview_that_is_broken_off_reports_and_keeps_what_was_answered(dat
 # ---------------------------------------------------------------- a pipe
 
 
-def test_in_a_pipe_everything_is_plain_text_and_what_was_typed_is_in_it(data: Path) -> None:
+def test_in_a_pipe_everything_is_plain_text_and_what_was_typed_is_in_it(data: Path, pipe: Pipe) -> None:
     result = pipe(data, "02", "--tag", "requests", "--seed", "3", typed=f"{first()}\ns\n", COLUMNS="60")
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
@@ -130,26 +153,26 @@ def test_in_a_pipe_everything_is_plain_text_and_what_was_typed_is_in_it(data: Pa
     assert "Next review" in result.stdout
 
 
-def test_no_input_at_all_is_no_error(data: Path) -> None:
+def test_no_input_at_all_is_no_error(data: Path, pipe: Pipe) -> None:
     result = pipe(data, "02")
     assert result.returncode == 0
     assert f"0 of {len(KV.items)} answered" in result.stdout
     assert not data.exists()
 
 
-def test_a_terminal_that_knows_only_ascii_shows_question_marks(data: Path) -> None:
-    result = pipe(data, "02", "--seed", "3", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LANG="C")
+def test_a_terminal_that_knows_only_ascii_shows_question_marks(data: Path, pipe: Pipe) -> None:
+    result = pipe(data, "02", "--seed", "3", cold=True, PYTHONIOENCODING="ascii", PYTHONUTF8="0", LANG="C")
     assert result.returncode == 0, result.stderr
     assert "T?(S+T)" in result.stdout
 
 
-def test_the_same_seed_asks_the_same_and_none_draws_anew(data: Path) -> None:
+def test_the_same_seed_asks_the_same_and_none_draws_anew(data: Path, pipe: Pipe) -> None:
     shown = [pipe(data, "02", "--tag", "memory", "--seed", seed, typed="s\n" * 30).stdout for seed in ("5", "5", "6")]
     assert shown[0] == shown[1] != shown[2]
     assert pipe(data, "02", typed="s\n" * 30).stdout != pipe(data, "02", typed="s\n" * 30).stdout
 
 
-def test_what_is_due_is_asked_with_new_numbers_most_urgent_first(data: Path) -> None:
+def test_what_is_due_is_asked_with_new_numbers_most_urgent_first(data: Path, pipe: Pipe) -> None:
     assert "you have not answered any question yet" in pipe(data).stdout
     same = {"v": 1, "score": 0, "seed": 1, "seconds": 1}
     rows = [("max-context", 3, "right"), ("bytes-per-token", 1, "wrong"), ("removed-item", 1, "wrong")]
@@ -171,7 +194,7 @@ def test_what_is_due_is_asked_with_new_numbers_most_urgent_first(data: Path) -> 
     assert "Due for review now" not in again  # the item that is gone from its quiz
 
 
-def test_an_interview_over_all_chapters_names_its_seed(data: Path) -> None:
+def test_an_interview_over_all_chapters_names_its_seed(data: Path, pipe: Pipe) -> None:
     result = pipe(data, "--interview", "--minutes", "6", typed="s\n" * 20)
     said = " ".join(result.stdout.split())
     written = ", ".join(quiz.chapter[:2] for quiz in open_quizzes())
@@ -180,14 +203,14 @@ def test_an_interview_over_all_chapters_names_its_seed(data: Path) -> None:
     assert "The interview is over: 0 of" in result.stdout
 
 
-def test_one_question_in_one_minute_is_said_in_the_singular(data: Path) -> None:
+def test_one_question_in_one_minute_is_said_in_the_singular(data: Path, pipe: Pipe) -> None:
     said = " ".join(
         pipe(data, "02", "--interview", "--minutes", "1", "--tag", "requests", "--seed", "3").stdout.split()
     )
     assert re.search(r"Interview: 1 question in 1 minute \(seed 3\)\. Drawn from chapter 02\.", said)
 
 
-def test_damaged_lines_are_said_and_the_quiz_goes_on(data: Path) -> None:
+def test_damaged_lines_are_said_and_the_quiz_goes_on(data: Path, pipe: Pipe) -> None:
     data.mkdir()
     (data / "reviews.jsonl").write_bytes(b"\xff\x00 not a line")
     result = pipe(data, "02")
@@ -208,7 +231,9 @@ def test_damaged_lines_are_said_and_the_quiz_goes_on(data: Path) -> None:
         (("export", "02", "--html", "/dev/null/quiz.html"), "/dev/null is a file and no folder"),
     ],
 )
-def test_an_error_says_what_to_do_and_is_no_success(data: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_an_error_says_what_to_do_and_is_no_success(
+    data: Path, pipe: Pipe, arguments: tuple[str, ...], message: str
+) -> None:
     result = pipe(data, *arguments)
     typed_wrongly = arguments in (("export",), ("--minutes", "10"))
     assert result.returncode == (2 if typed_wrongly else 1)
@@ -217,7 +242,7 @@ def test_an_error_says_what_to_do_and_is_no_success(data: Path, arguments: tuple
     assert "Traceback" not in result.stderr
 
 
-def test_a_log_of_a_newer_version_stops_before_the_first_question(data: Path) -> None:
+def test_a_log_of_a_newer_version_stops_before_the_first_question(data: Path, pipe: Pipe) -> None:
     data.mkdir()
     (data / "reviews.jsonl").write_text('\n{"v": 99}')
     result = pipe(data, "02")
@@ -226,7 +251,7 @@ def test_a_log_of_a_newer_version_stops_before_the_first_question(data: Path) ->
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("ask", "--help"), ("export", "--help"), ("02", "--help")])
-def test_help_has_an_example_of_every_way(data: Path, arguments: tuple[str, ...]) -> None:
+def test_help_has_an_example_of_every_way(data: Path, pipe: Pipe, arguments: tuple[str, ...]) -> None:
     result = pipe(data, *arguments)
     assert result.returncode == 0
     assert "Example" in result.stdout
