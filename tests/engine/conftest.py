@@ -7,7 +7,7 @@ import itertools
 import pickle
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -50,20 +50,20 @@ def some(chosen: Sequence[Any], every: Sequence[Any]) -> list[Any]:
 
 
 def paired(*values: Sequence[Any]) -> list[Any]:
-    """Parameters: all combinations of values. As many are not slow as hold each pair of two values."""
+    """Parameters: all combinations of values, of which a tuple is several parameters. As many are not slow as hold each
+    pair of two values."""
     every = list(itertools.product(*(range(len(each)) for each in values)))
     pairs = {found: set(itertools.combinations(enumerate(found), 2)) for found in every}
     left, chosen = set[Any]().union(*pairs.values()), list[tuple[int, ...]]()
     while left:
         chosen.append(max(every, key=lambda found: len(pairs[found] & left)))
         left -= pairs[chosen[-1]]
-    return [
-        pytest.param(
-            *(each[number] for each, number in zip(values, found, strict=True)),
-            marks=() if found in chosen else pytest.mark.slow,
-        )
-        for found in every
-    ]
+
+    def flat(found: tuple[int, ...]) -> Iterator[Any]:
+        for each, number in zip(values, found, strict=True):
+            yield from each[number] if isinstance(each[number], tuple) else (each[number],)
+
+    return [pytest.param(*flat(found), marks=() if found in chosen else pytest.mark.slow) for found in every]
 
 
 class TappedModel:
@@ -260,6 +260,9 @@ class CountingClock:
     def now(self) -> float:
         self.time += 1.0
         return self.time
+
+
+SWAP_BYTES = 2**18  # more than the blocks of a test's requests; poisoned before each step, as all that nobody owns
 
 
 class ShuffledPool(BlockPool):
@@ -526,6 +529,7 @@ def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torc
         **options: Any,
     ) -> tuple[Engine, Any]:
         tap = TappedModel(model, texts)
+        options = {"swap_bytes": SWAP_BYTES, **options}
         options["overlap"] = "off" if late is None and stages is None else "on"
         parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
         if stages is not None:

@@ -25,8 +25,9 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import Request, SamplingParams
-from tests.engine.conftest import check_references, draft_of
+from tests.engine.conftest import check_references, draft_of, paired, some
 from tests.engine.test_drafts import ASKED, VOCAB, kept_of, prompt, serve
+from tests.examples import examples
 
 # Without penalties, biases and tokens that are ruled out.
 PURE = {name: ASKED[name] for name in ("greedy", "drawn", "filtered", "short")}
@@ -78,10 +79,16 @@ def check_texts_when_preempted(engine: Engine, plain: dict[str, list[int]]) -> N
 # --- the text, and what is kept --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", [None, 1])
 @pytest.mark.parametrize(
-    ("kind", "k"), [("itself", 1), ("itself", 4), ("half", 2), ("half", 5), ("other", 3), ("broken", 3)]
-)
+    ("kind", "k", "late"),
+    some(
+        [("itself", 1, 1), ("itself", 4, None), ("half", 2, None), ("half", 5, 1), ("other", 3, 1),
+         ("broken", 3, None)],
+        [(kind, k, late)
+         for kind, k in [("itself", 1), ("itself", 4), ("half", 2), ("half", 5), ("other", 3), ("broken", 3)]
+         for late in (None, 1)],
+    ),
+)  # fmt: skip
 def test_the_text_is_that_of_plain_decoding(
     target, drafts, plain, tapped_engine, kind: str, k: int, late: int | None
 ) -> None:
@@ -97,8 +104,13 @@ def test_the_text_is_that_of_plain_decoding(
     assert any(row.num_drafts == k for step in engine.trace.steps() for row in step.rows)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["greedy", "filtered"])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    some(
+        [("greedy", 1), ("filtered", 2), ("greedy", 3), ("filtered", 4), ("greedy", 5)],
+        list(itertools.product(("greedy", "filtered"), (1, 2, 3, 4, 5))),
+    ),
+)
 def test_the_target_as_its_own_draft_takes_a_step_for_every_k_plus_one_tokens(
     target, tapped_engine, k: int, name: str
 ) -> None:
@@ -114,9 +126,7 @@ def test_the_target_as_its_own_draft_takes_a_step_for_every_k_plus_one_tokens(
         assert engine.kv.num_available == engine.num_blocks
 
 
-@pytest.mark.parametrize("late", [None, 2])
-@pytest.mark.parametrize("prefix_cache", ["off", "hash", "radix"])
-@pytest.mark.parametrize("budget", [5, 100])
+@pytest.mark.parametrize(("budget", "prefix_cache", "late"), paired([5, 100], ["off", "hash", "radix"], [None, 2]))
 def test_chunks_cached_prefixes_and_neighbours_leave_nothing_out_of_the_drafts_cache(
     target, plain, tapped_engine, prefix_cache: str, budget: int, late: int | None
 ) -> None:
@@ -319,7 +329,7 @@ def schedule(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["itself", "half", "other"])
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, drafts, tapped_engine, kind: str) -> None:
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(25), deadline=None, derandomize=True, database=None)
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work

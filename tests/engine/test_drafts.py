@@ -26,7 +26,7 @@ from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
 from reference_impl.observe.timeline import lives
 from reference_impl.observe.trace import RequestFinished
-from tests.engine.conftest import HostOracle
+from tests.engine.conftest import HostOracle, some
 
 VOCAB = 61
 ASKED: dict[str, SamplingParams] = {
@@ -96,8 +96,13 @@ def check_kept(engine: Engine, wise: Any) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("late", [None, 1, 2])
-@pytest.mark.parametrize(("right", "k"), [(0.0, 3), (0.5, 1), (0.5, 6), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("right", "k", "late"),
+    some(
+        [(0.0, 3, 1), (0.5, 1, 2), (0.5, 6, None), (0.5, 6, 1), (1.0, 4, None), (1.0, 4, 2)],
+        [(right, k, late) for right, k in [(0.0, 3), (0.5, 1), (0.5, 6), (1.0, 4)] for late in (None, 1, 2)],
+    ),
+)
 def test_the_text_is_that_of_plain_decoding_and_exactly_the_right_guesses_are_kept(
     model, plain, texts, oracle, tapped_engine, right: float, k: int, late: int | None
 ) -> None:

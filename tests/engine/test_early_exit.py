@@ -23,10 +23,12 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import (
+    SWAP_BYTES,
     FakeStore,
     ShuffledPool,
     draft_of,
     make_late,
+    paired,
     poison_free_blocks,
 )
 from tests.engine.test_draft_model import (
@@ -40,6 +42,7 @@ from tests.engine.test_draft_model import (
 )
 from tests.engine.test_drafts import kept_of, prompt, serve
 from tests.engine.test_medusa import Made, drawn, hidden_of, texts_of
+from tests.examples import examples
 from tests.executor.dense import TwinSampler
 
 LAYERS = 3
@@ -60,7 +63,7 @@ def engine_of(model: Any, seed: int = 0, late: int | None = None, parts: Parts |
     """As `tapped_engine`, without the tap, whose layers would not be the model's."""
     overlap = "off" if late is None else "on"
     parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
-    engine = Engine(model, EngineConfig(overlap=overlap, **EXIT | options), parts)
+    engine = Engine(model, EngineConfig(overlap=overlap, **{"swap_bytes": SWAP_BYTES} | EXIT | options), parts)
     poison_free_blocks(engine)
     if late is not None:
         make_late(engine, late)
@@ -102,9 +105,9 @@ def check_guesses(made: Made, model: Any, asked: dict[str, SamplingParams]) -> N
         assert guesses == guesses_of(model, known, len(guesses), asked[name]), (name, len(known))
 
 
-@pytest.mark.parametrize("late", [None, 1])
-@pytest.mark.parametrize("prefix_cache", ["off", "hash"])
-@pytest.mark.parametrize(("budget", "k"), [(5, 2), (100, 4), (17, 5)])
+@pytest.mark.parametrize(
+    ("budget", "k", "prefix_cache", "late"), paired([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
+)
 def test_guesses_are_those_of_the_definition(
     target, plain, made, budget: int, k: int, prefix_cache: str, late: int | None
 ) -> None:
@@ -183,7 +186,7 @@ def test_the_text_is_that_of_plain_decoding(target, plain, preemption: str, late
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target) -> None:
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(25), deadline=None, derandomize=True, database=None)
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work

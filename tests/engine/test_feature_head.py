@@ -30,8 +30,10 @@ from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.models.loader import CheckpointError
 from reference_impl.observe.trace import DraftUse
+from tests.engine.conftest import paired, some
 from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
+from tests.examples import examples
 from tests.executor.dense import TwinSampler
 
 
@@ -143,8 +145,13 @@ def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int],
     return found
 
 
-@pytest.mark.parametrize("late", [None, 1])
-@pytest.mark.parametrize(("budget", "k"), [(5, 2), (100, 4), (17, 5)])
+@pytest.mark.parametrize(
+    ("budget", "k", "late"),
+    some(
+        [(5, 2, 1), (100, 4, None), (17, 5, 1)],
+        [(budget, k, late) for budget, k in [(5, 2), (100, 4), (17, 5)] for late in (None, 1)],
+    ),
+)
 def test_guesses_are_those_of_the_definition(
     target, head, plain, made, tapped_engine, budget: int, k: int, late: int | None
 ) -> None:
@@ -209,9 +216,9 @@ def test_guesses_are_the_same_after_a_preemption(
 # --- the text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", [None, 2])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("prefix_cache", ["off", "hash"])
+@pytest.mark.parametrize(
+    ("prefix_cache", "preemption", "late"), paired(["off", "hash"], ["recompute", "swap"], [None, 2])
+)
 def test_the_text_is_that_of_plain_decoding(
     target, head, plain, tapped_engine, preemption: str, prefix_cache: str, late: int | None
 ) -> None:
@@ -223,7 +230,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, tapped_engine) -> None:
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(25), deadline=None, derandomize=True, database=None)
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work

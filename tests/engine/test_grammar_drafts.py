@@ -20,7 +20,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import HostOracle, check_references
+from tests.engine.conftest import HostOracle, check_references, some
 from tests.engine.test_drafts import kept_of
 from tests.engine.test_grammars import Countdown, bits, finish
 from tests.engine.test_rejection import ALPHA, PROMPT, by_definition, options_of, p_value
@@ -68,8 +68,13 @@ def plain(random_model: Callable) -> dict[str, Request]:
     return serve(Engine(random_model("float64"), EngineConfig(num_blocks=64)))
 
 
-@pytest.mark.parametrize("num_blocks", [18, 64])
-@pytest.mark.parametrize(("right", "k"), [(1.0, 3), (0.6, 4), (0.0, 2)])
+@pytest.mark.parametrize(
+    ("right", "k", "num_blocks"),
+    some(
+        [(1.0, 3, 64), (0.6, 4, 18), (0.0, 2, 64)],
+        [(right, k, num_blocks) for right, k in [(1.0, 3), (0.6, 4), (0.0, 2)] for num_blocks in (18, 64)],
+    ),
+)
 def test_the_text_is_that_without_guesses_and_the_right_ones_are_kept(
     random_model, plain, right: float, k: int, num_blocks: int
 ) -> None:
@@ -142,7 +147,11 @@ def test_a_grammar_is_not_asked_about_texts_that_it_forbids(random_model) -> Non
     assert [row.num_drafts for step in engine.trace.steps() for row in step.rows] == [0, 1, 1, 1, 1, 1, 0]
 
 
-@pytest.mark.parametrize("case", [{"temperature": 0.8}, {"frequency_penalty": 1.0, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param({"temperature": 0.8}, marks=pytest.mark.slow), {"frequency_penalty": 1.0, "top_p": 0.9}],
+    ids=str,
+)
 def test_texts_without_a_seed_are_distributed_as_the_targets(random_model, one_shot, case: dict[str, Any]) -> None:
     """By the definition, over all texts."""
 

@@ -20,6 +20,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
+from tests.engine.conftest import some
 from tests.engine.test_draft_model import check_texts, is_right_always
 from tests.engine.test_drafts import ASKED, VOCAB, serve
 from tests.engine.test_feature_head import random_head
@@ -74,7 +75,20 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "late"), [*((kind, None) for kind in KINDS), ("model", 2), ("heads", 1), ("worker", 3), ("grown", 2)]
+    ("kind", "late"),
+    some(
+        [
+            ("model", 2),
+            ("head", None),
+            ("heads", 1),
+            ("worker", 3),
+            ("early exit", None),
+            ("lookahead", None),
+            ("tree", None),
+            ("grown", None),
+        ],
+        [*((kind, None) for kind in KINDS), ("model", 2), ("heads", 1), ("worker", 3), ("grown", 2)],
+    ),
 )
 def test_the_text_is_that_of_plain_decoding_whoever_guesses(
     large, half, plain, random_model, oracle, late_engine, kind: str, late: int | None
@@ -105,7 +119,9 @@ def test_the_target_as_its_own_draft_is_right_always(large, plain, random_model,
     assert is_right_always(engine)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("top_p", "model"), ("penalties", "head")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param("top_p", "model", marks=pytest.mark.slow), ("penalties", "head")]
+)
 def test_texts_without_a_seed_are_distributed_as_the_targets(target, drafting, expected, name: str, kind: str) -> None:
     engine = Engine(target, EngineConfig(**options_of(), **GUMBEL), drafting[kind]())
     members = texts_of(engine, SamplingParams(n=1500, max_tokens=LENGTH, **CASES[name]))

@@ -7,6 +7,7 @@ the engine does (chunks, neighbours, preemption, swapping, prefixes, forks, gues
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
 from tests.engine import test_schedule_invariance as schedules
-from tests.engine.conftest import make_late, poison_free_blocks
+from tests.engine.conftest import make_late, paired, poison_free_blocks, some
 from tests.engine.test_feature_head import random_head
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -186,9 +187,7 @@ def serve(engine: Engine, **sampling: Any) -> list[list[int]]:
     return [r.output_tokens for r in every]
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3, 6])
-@pytest.mark.parametrize("late", [None, 3])
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize(("preemption", "late", "num_drafts"), paired(["swap", "recompute"], [None, 3], [0, 3, 6]))
 def test_too_few_blocks_and_wrong_guesses_change_no_text(
     preemption: Any, late: int | None, num_drafts: int, random_model: Callable[..., Any], texts: list[list[int]]
 ) -> None:
@@ -371,8 +370,12 @@ def test_a_tree_whose_paths_fill_blocks_leaves_those_of_the_kept_one(
     assert any(step.preempted for step in steps)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 7])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "block_size"),
+    some(
+        [("full", 3), ("full and windows", 1), ("soft cap, two groups", 7)], list(itertools.product(KINDS, (1, 3, 7)))
+    ),
+)
 def test_trees_leave_texts_and_scores_as_they_are(
     kind: str, block_size: int, random_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from tests.engine.conftest import FakeStore
 from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.engine.test_rejection import ALPHA, LENGTH, PROMPT, VOCAB, by_definition, p_value, texts_of
+from tests.examples import examples
 
 SHAPES = [(3, 3, 3), (5, 4, 2), (1, 2, 1), (2, 5, 3)]
 
@@ -146,7 +147,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, tapped_engine) -> None:
-    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(15), deadline=None, derandomize=True, database=None)
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work
@@ -180,7 +181,7 @@ def test_with_a_cache_of_eight_bits_the_text_is_that_of_plain_decoding_with_it(t
     assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("spec", [(2, 2, 2), (3, 3, 2)])
+@pytest.mark.parametrize("spec", [(2, 2, 2), pytest.param((3, 3, 2), marks=pytest.mark.slow)])
 def test_texts_without_a_seed_are_distributed_as_the_targets(random_model, one_shot, spec: tuple[int, ...]) -> None:
     """Of three tokens: the last two may be guessed."""
     small, asked = random_model("float64", vocab_size=VOCAB), {"temperature": 0.6}

@@ -23,9 +23,10 @@ from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import FakeStore, draft_of
+from tests.engine.conftest import FakeStore, draft_of, paired
 from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
+from tests.examples import examples
 from tests.executor.dense import TwinSampler
 
 SIZE = 32
@@ -122,9 +123,9 @@ def check_guesses(made: Made, heads: MedusaHeads, target: Any, asked: dict[str, 
         assert guesses == guesses_of(heads, target, known, len(guesses), asked[name]), (name, len(known))
 
 
-@pytest.mark.parametrize("late", [None, 1])
-@pytest.mark.parametrize("prefix_cache", ["off", "hash"])
-@pytest.mark.parametrize(("budget", "k"), [(5, 2), (100, 4), (17, 5)])
+@pytest.mark.parametrize(
+    ("budget", "k", "prefix_cache", "late"), paired([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
+)
 def test_guesses_are_those_of_the_definition(
     target, heads, plain, made, tapped_engine, budget: int, k: int, prefix_cache: str, late: int | None
 ) -> None:
@@ -233,7 +234,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, heads, tapped_engine) -> None:
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(25), deadline=None, derandomize=True, database=None)
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work

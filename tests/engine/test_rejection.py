@@ -232,7 +232,6 @@ def test_preempted_and_overlapped_they_still_are(
 ) -> None:
     """Texts go on behind what is counted, so that there is something to preempt."""
     options = options_of(num_blocks=80, max_num_seqs=40, preemption=preemption, prefix_cache="hash")
-    options |= {"swap_bytes": 200_000} if preemption == "swap" else {}  # what is poisoned again in each step is small
     engine, _ = tapped_engine(target, parts=drafting[kind](), late=late, **options)
     members = texts_of(engine, SamplingParams(n=600, max_tokens=LENGTH + 6, temperature=0.6))
     assert any(step.preempted for step in engine.trace.steps())

@@ -253,8 +253,8 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "dtype", "examples"),
     [
-        ("full", "float64", 24), ("full", "float32", 12), ("window", "float64", 12),
-        ("full and windows", "float64", 18), ("experts", "float64", 7),
+        ("full", "float64", 14), ("full", "float32", 6), ("window", "float64", 6),
+        ("full and windows", "float64", 9), ("experts", "float64", 4),
         pytest.param("full", "float64", 80, marks=pytest.mark.slow),
         pytest.param("full", "float32", 40, marks=pytest.mark.slow),
         pytest.param("window", "float64", 40, marks=pytest.mark.slow),

@@ -28,6 +28,7 @@ from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.observe.trace import Trace
 
 SECONDS = float(os.environ.get("INFERLAB_SOAK_SECONDS", "0"))
+REQUESTS = 40 if SECONDS else 20  # of a load
 POLICIES = (FirstCome, ShortestFirst, ByPriority, EarliestDeadline, FairShare)
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"prefix_cache": "hash"},
@@ -128,7 +129,7 @@ def test_under_random_load_nothing_changes_leaks_or_drifts(random_model: Callabl
     number = 0
     while time.monotonic() < until or number < 2 * len(OPTIONS):
         load = Load(model, rng, number)
-        load.serve(40)
+        load.serve(REQUESTS)
         load.check()
         faults, aborted = faults + load.sampler.num_faults, aborted + load.num_aborted
         steps = load.engine.trace.steps()

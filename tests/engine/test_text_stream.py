@@ -12,8 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from reference_impl.assembly.config import course_model
 from reference_impl.core.detokenizer import TextStream
+from tests.examples import examples
 
-PROPERTY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+PROPERTY = settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 
 
 @functools.cache
