@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("examples", ["4", pytest.param("15", marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("phases", "examples"), [("fuzzing", "8"), pytest.param("coverage,fuzzing", "15", marks=pytest.mark.slow)]
+)
 def test_requests_made_from_the_description_are_answered_as_it_says(
-    serve: Any, until: Any, tmp_path: Path, examples: str
+    serve: Any, until: Any, tmp_path: Path, phases: str, examples: str
 ) -> None:
+    """Coverage goes to the ends of every field, with 1,700 requests. test_refusals.py has those that matter by name."""
     running = serve({"max_unfinished": 10_000}, max_model_len=48)  # so that an answer without a limit is short
     schemathesis = str(Path(sys.executable).with_name("schemathesis"))
     words = [
@@ -27,11 +31,11 @@ def test_requests_made_from_the_description_are_answered_as_it_says(
         "--seed",
         "1",
     ]
-    words += ["--request-timeout", "300", "--phases", "coverage,fuzzing", "--generation-database", "none"]
+    words += ["--request-timeout", "300", "--phases", phases, "--generation-database", "none"]
     # Random prompts are sometimes too long for a model of 48 positions: the 400 that says so is right.
     words += ["--exclude-checks", "positive_data_acceptance"]
     environment = {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3500, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "Tested: 14" in done.stdout, done.stdout[-3000:]
     until(running.is_idle, "nothing is left")

@@ -67,7 +67,7 @@ def test_metrics_count_what_clients_got(serve: Any, until: Any, process: bool) -
 def test_preemptions_and_evictions_are_counted(serve: Any, until: Any) -> None:
     running = serve(num_blocks=40, max_num_seqs=8)
     with httpx.Client(base_url=running.url, timeout=600) as client:
-        body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 150, "ignore_eos": True}
+        body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 60, "ignore_eos": True}
         assert client.post(COMPLETIONS, json=body).status_code == 200
     until(running.is_idle, "it is idle")
     found, steps = metrics(running.url), running.engine.trace.steps()
@@ -214,7 +214,7 @@ def test_the_timeline_of_a_request_that_runs_and_of_one_that_was_left(serve: Any
 def test_a_timeline_shows_who_had_to_give_its_blocks_back(serve: Any) -> None:
     running = serve(num_blocks=40, max_num_seqs=8)
     with httpx.Client(base_url=running.url, timeout=600) as client:
-        body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 150, "ignore_eos": True}
+        body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 60, "ignore_eos": True}
         found = timeline(running.url, client.post(COMPLETIONS, json=body).json()["id"])
     thrown = Counter(name for step in running.engine.trace.steps() for name in step.preempted)
     assert {r["id"]: r["preemptions"] for r in found if r["preemptions"]} == thrown
