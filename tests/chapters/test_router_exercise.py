@@ -31,13 +31,20 @@ def simulated_once(replicas: int, router: str) -> list[Result]:
 
 def simulate(calls: Iterator[WorkloadRequest], replicas: int, deployment: Deployment, **options: Any) -> list[Result]:
     """What the cells get for `simulate_replicas`."""
-    if not isinstance(options["router"], str):
-        return simulate_replicas(calls, replicas, deployment, **options)
+    router = options["router"]
+    if not isinstance(router, str):
+        if chosen(router, replicas) != chosen(in_turn, replicas):
+            return simulate_replicas(calls, replicas, deployment, **options)
+        router = "round_robin"
     assert options["processes"] == 1
     assert deployment == Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
     same = workload("agents", seed=1, rate=16, num_requests=500)
     assert all(a == b for a, b in zip(calls, same, strict=True)), "the check has changed: so must this"
-    return simulated_once(replicas, options["router"])
+    return simulated_once(replicas, router)
+
+
+def chosen(router: Router, replicas: int) -> list[int | None]:
+    return list(map(router(replicas), workload("agents", seed=1, rate=16, num_requests=500)))
 
 
 def verdict(router: Router | None, capsys: pytest.CaptureFixture[str]) -> str:

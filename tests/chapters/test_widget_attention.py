@@ -26,7 +26,7 @@ def steps() -> list[TileStep]:
 
 
 def test_the_text_has_the_notes_before_and_after_the_tile(steps) -> None:  # type: ignore[no-untyped-def]
-    for step, query in itertools.product(range(1, len(steps)), range(8)):
+    for step, query in itertools.product(range(1, len(steps)), (0, 5, 6, 7)):  # the first two see nothing of the last
         alt = draw(steps, step, query).alt
         before, now = steps[step - 1], steps[step]
         assert f"Tile {step + 1} of 4, keys {now.first} to {now.first + now.scores.shape[1] - 1}, query {query}" in alt
