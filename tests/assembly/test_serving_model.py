@@ -16,6 +16,7 @@ from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from tests.examples import examples
 from tests.scheduler.serving import END, Serving
 
 POLICIES: dict[str, Any] = {
@@ -59,11 +60,11 @@ class FullyServing(Serving):
 
 TestServing = FullyServing.TestCase
 TestServing.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(200), deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_crowd_in_little_memory(seed: int) -> None:
     """The same with many requests at once, few blocks, often host memory, and policies under which a request comes back

@@ -17,6 +17,7 @@ from reference_impl.assembly.sampler import probabilities, sample
 from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import draw
 from reference_impl.interfaces import Request, SamplingParams
+from tests.examples import examples
 
 RANDOM = torch.Generator().manual_seed(3)
 LOGITS = torch.randn(24, generator=RANDOM, dtype=torch.float64) * 2
@@ -78,7 +79,7 @@ PARAMS = st.builds(
 ROW = st.lists(st.integers(-60, 60).map(lambda n: n / 7), min_size=12, max_size=12)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(rows=st.lists(st.tuples(ROW, PARAMS), min_size=1, max_size=4))
 def test_the_distribution_is_the_plain_one_for_every_row(rows: list[tuple[list[float], SamplingParams]]) -> None:
     found = probabilities(torch.tensor([r for r, _ in rows], dtype=torch.float64), [p for _, p in rows])
@@ -86,7 +87,7 @@ def test_the_distribution_is_the_plain_one_for_every_row(rows: list[tuple[list[f
         assert row == pytest.approx(plain_probabilities(logits, params), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
 @given(rows=st.lists(st.tuples(ROW, PARAMS), min_size=2, max_size=5))
 def test_a_row_has_the_same_bits_alone_and_beside_others(rows: list[tuple[list[float], SamplingParams]]) -> None:
     logits = torch.tensor([r for r, _ in rows], dtype=torch.float32)
@@ -95,7 +96,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(rows: list[tuple[list[f
         assert torch.equal(together[i], probabilities(logits[i : i + 1], [params])[0])
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(80), deadline=None, derandomize=True, database=None)
 @given(
     logits=ROW,
     prompt=st.lists(st.integers(0, 11), min_size=1, max_size=6),

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from reference_impl.core.ranking import RankedQueue
 from reference_impl.interfaces import Request, SamplingParams
+from tests.examples import examples
 
 
 def make_request(name: str) -> Request:
     return Request(name, [1], 1, SamplingParams(), seed=0, arrival=0.0)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150), deadline=None, derandomize=True, database=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "push", "pop", "remove", "push again"]), st.integers(0, 5))))
 def test_the_queue_is_a_stably_sorted_list(events: list[tuple[str, int]]) -> None:
     queue, model = RankedQueue(), []  # the model: (rank, request) in order

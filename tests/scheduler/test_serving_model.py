@@ -9,6 +9,7 @@ from hypothesis.stateful import initialize
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, SamplingParams
+from tests.examples import examples
 from tests.scheduler.serving import PlayedMemory, Serving
 
 
@@ -25,7 +26,9 @@ class CoreServing(Serving):
 
 
 TestServing = CoreServing.TestCase
-TestServing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+TestServing.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
 
 
 @pytest.mark.parametrize("adapters", [(None, "a"), ("a", "b")])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from reference_impl.annexes.policies import FairShare, most_tokens
 from reference_impl.core.ranking import RankedQueue
 from reference_impl.interfaces import Request, RequestState, SamplingParams
+from tests.examples import examples as part
 
-examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+examples = settings(max_examples=part(150), deadline=None, derandomize=True, database=None)
 
 
 def make_request(name: str, num_prompt: int = 1, max_tokens: int = 1, **fields: Any) -> Request:

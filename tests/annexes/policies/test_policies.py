@@ -25,8 +25,9 @@ from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.core.ranking import FirstCome, RankedQueue
 from reference_impl.interfaces import Policy, Request, SamplingParams, StepOutput
+from tests.examples import examples as part
 
-examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+examples = settings(max_examples=part(150), deadline=None, derandomize=True, database=None)
 
 
 def make_request(name: str, num_prompt: int = 1, max_tokens: int = 1, **fields: Any) -> Request:
@@ -237,7 +238,7 @@ def test_a_deadline_must_be_a_moment(deadline: float) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(examples, max_examples=40)
+@settings(examples, max_examples=part(40))
 @given(drawn=st.lists(any_request, min_size=1, max_size=12), seqs=st.integers(1, 4), num_blocks=st.integers(25, 40))
 def test_requests_are_let_in_by_rank_and_all_finish(name: str, drawn: Any, seqs: int, num_blocks: int) -> None:
     """One second a step, with so few blocks that requests are preempted."""

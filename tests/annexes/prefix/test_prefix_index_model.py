@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
+from tests.examples import examples
 
 KEYS = (b"", b"a", b"tenant")
 
@@ -182,7 +183,7 @@ class Indexes(RuleBasedStateMachine):
 
 
 TestIndexes = Indexes.TestCase
-TestIndexes.settings = settings(max_examples=100, stateful_step_count=40)
+TestIndexes.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 @given(

@@ -29,6 +29,7 @@ from reference_impl.annexes.speculative.candidates import (
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.sampler import draw
 from tests.annexes.speculative.test_rejection import ALPHA, FILTERS, Tables, exact, p_value, tables
+from tests.examples import examples
 
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Tensor]
 
@@ -99,7 +100,7 @@ def path_to(tree: Tree, node: int) -> list[int]:
     return [*path_to(tree, tree.parents[node]), node] if node != -1 else []
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
 @given(tree=trees(), known=st.integers(1, 5))
 def test_a_node_sees_the_known_tokens_its_ancestors_and_itself(tree: Tree, known: int) -> None:
     bits = [int(b) % 2**64 for b in tree.sees(known)]
@@ -121,7 +122,7 @@ def test_the_last_of_63_nodes_is_the_sign_bit_and_one_more_is_refused() -> None:
         Tree((-1,) * 63).sees(2)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=None, derandomize=True, database=None)
 @given(tree=trees(), data=st.data())
 def test_the_path_that_is_kept_is_the_longest_of_right_nodes(tree: Tree, data: st.DataObject) -> None:
     n = len(tree.parents)
@@ -134,7 +135,7 @@ def test_the_path_that_is_kept_is_the_longest_of_right_nodes(tree: Tree, data: s
         assert length == len(best)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(50), deadline=None, derandomize=True, database=None)
 @given(some=st.lists(trees(), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_rows_may_have_trees_of_their_own(some: list[Tree], seed: int) -> None:
     right = np.random.default_rng(seed).random((len(some), max(len(tree.parents) for tree in some))) < 0.7
@@ -220,7 +221,7 @@ def simplex(draw_: st.DrawFn, vocab: int, fewest: int) -> Tensor:
     return found / found.sum()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(40), deadline=None, derandomize=True, database=None)
 @given(data=st.data(), m=st.integers(1, 3), drawn=st.booleans())
 def test_the_token_behind_a_node_is_distributed_as_the_targets(data: st.DataObject, m: int, drawn: bool) -> None:
     p, q = data.draw(simplex(4, 1)), data.draw(simplex(4, m))
