@@ -282,11 +282,14 @@ def solved() -> Callable[[Class], dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def grade(bwrap: None) -> Callable[..., None]:
-    """Collect, run and feedback, by the commands, with two workers; some students have limits of their own."""
+    """Collect, run and feedback, by the commands; some students have limits of their own."""
     from grader.courses import batch
 
     def do(
-        made: Class, handed: Path, limits_of: Callable[[str], dict[str, float] | None] = lambda student: None
+        made: Class,
+        handed: Path,
+        limits_of: Callable[[str], dict[str, float] | None] = lambda student: None,
+        workers: int = 1,
     ) -> None:
         made.said_by_collect = inferlab("collect", "01", str(handed), "--course", str(made.root))
         made.before, made.children_before = made.files(), own_children()
@@ -295,7 +298,7 @@ def grade(bwrap: None) -> Callable[..., None]:
             patch.setattr(
                 batch, "grade_submission", lambda job: examine(replace(job, limits=limits_of(job.student) or LIMITS))
             )
-            made.said = inferlab("run", "01", "--course", str(made.root), "--workers", "2")
+            made.said = inferlab("run", "01", "--course", str(made.root), "--workers", str(workers))
         inferlab("feedback", "01", "--course", str(made.root))
 
     return do
@@ -315,7 +318,8 @@ def batch_of_code(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFacto
         order += [case, *hostile[number * step : (number + 1) * step]]
     hand_in(made, order, handed)
     by_name = {case.name: case for case in order}
-    grade(made, handed, limits_of=lambda student: by_name[student.partition("-")[2]].limits)
+    # Two at a time: some look for another submission.
+    grade(made, handed, limits_of=lambda student: by_name[student.partition("-")[2]].limits, workers=2)
     return made
 
 

@@ -1,6 +1,6 @@
 """A class of generated hostile notebooks through the whole day: collect, run, report, feedback, export.
 
-`make test` tries 20, drawn by the commit, `make test-all` 300. What is wrong with one of them costs its own student
+`make test` tries 10, drawn by the commit, `make test-all` 300. What is wrong with one of them costs its own student
 what it must, and nobody else anything; no step of the day stops.
 """
 
@@ -24,7 +24,7 @@ PATIENT = {"call": 120.0, "check": 600.0, "total": 1200.0, "memory": 1 << 30}
 # Of those that may never end. An honest call takes milliseconds of the processor time that it has.
 HANGING = {**PATIENT, "call": 2.0, "check": 15.0, "total": 45.0}
 EACH = pytest.mark.parametrize(
-    "generated_class", [20, pytest.param(300, marks=pytest.mark.slow)], indirect=True, scope="module"
+    "generated_class", [10, pytest.param(300, marks=pytest.mark.slow)], indirect=True, scope="module"
 )
 
 
