@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.warm import Warm
 
 TOY = Path(__file__).parent / "toy_lab"
 
@@ -41,21 +43,20 @@ class Proof(NamedTuple):
     found: list[tuple[str, bool, bool, list[str]]]
 
 
-def prove(*labs: tuple[Path, Path, str | None]) -> list[Proof]:
+def prove(warm: Warm, *labs: tuple[Path, Path, str | None]) -> list[Proof]:
     """Proofs of labs (source, folder, sample), in one process that is not this one, because a proof forks."""
     jobs = [(str(source), str(folder), sample) for source, folder, sample in labs]
-    command = [sys.executable, "-P", "-c", SCRIPT, json.dumps(jobs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    done = warm.run(("-c", SCRIPT, json.dumps(jobs)), os.environ)
     assert done.returncode == 0, done.stderr
     return [Proof(*proof) for proof in json.loads(done.stdout.splitlines()[-1])]
 
 
 @pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Proof]:
+def proofs(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Proof]:
     """Of the toy lab, of a sample of it, and of one with much that is wrong."""
     source, folder = TOY / "solutions" / "01_toy" / "toy.py", TOY / "proof" / "01_toy"
     wrong = tmp_path_factory.mktemp("wrong")
-    made = prove((source, folder, None), (source, folder, "seed"), (faulty_lab(wrong), wrong, None))
+    made = prove(warm, (source, folder, None), (source, folder, "seed"), (faulty_lab(wrong), wrong, None))
     return dict(zip(("toy", "sample", "wrong"), made, strict=True))
 
 
@@ -115,22 +116,21 @@ def test_a_sample_has_mutants_that_fail_every_check_between_them_and_all_that_is
     assert all(examined for kind, _, examined, _ in outcomes if kind in ("stub", "reference"))
 
 
-def by_chance(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "grader.proofs.chance", str(source), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=800)
+def by_chance(warm: Warm, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return warm.run(("-m", "grader.proofs.chance", str(source), str(folder)), os.environ)
 
 
-def test_a_check_that_sees_a_fault_with_some_secrets_only_is_named(tmp_path: Path) -> None:
+def test_a_check_that_sees_a_fault_with_some_secrets_only_is_named(tmp_path: Path, warm: Warm) -> None:
     made = TOY / "solutions" / "01_toy" / "toy.py"
     folder = TOY / "proof" / "01_toy"
-    done = by_chance(made, folder)
+    done = by_chance(warm, made, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 secrets: as they must be" in done.stdout
     source = tmp_path / "01_toy" / "toy.py"
     source.parent.mkdir()
     drawn = 'assert float(torch.rand(1, generator=rng("luck"))) < 0.5, "luck"  # 0.61 and 0.39\n'
     source.write_text(made.read_text().replace("assert len(w) == 0,", drawn + "assert len(w) == 0,"))
-    done = by_chance(source, folder)
+    done = by_chance(warm, source, folder)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("reference reference: fails")]
     assert len(lines) == 1, done.stdout  # with one of the two secrets

@@ -18,6 +18,7 @@ from grader.examination.reference import run_cell
 from grader.examination.roles import changed
 from grader.examination.written import MAX_TEXTS, texts_in
 from grader.learner_side.peer import LAB_MODULE
+from tests.warm import Warm
 
 from .test_proof import prove
 
@@ -33,8 +34,8 @@ def notebook(*cells: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sample", ["a few mutants", pytest.param(None, marks=pytest.mark.slow, id="all")])
-def test_the_roles_lab_is_proven_both_ways(sample: str | None) -> None:
-    [proof] = prove((LAB / "solutions" / "12_roles" / "roles.py", LAB / "proof" / "12_roles", sample))
+def test_the_roles_lab_is_proven_both_ways(sample: str | None, warm: Warm) -> None:
+    [proof] = prove(warm, (LAB / "solutions" / "12_roles" / "roles.py", LAB / "proof" / "12_roles", sample))
     assert proof.problems == []
 
 
