@@ -144,14 +144,13 @@ def prove(
 ) -> list[Outcome]:
     """Run every case both ways; `sample`: some of them, as the first lines of this file say.
 
-    also: cases that go only through the examiner. Then, in a sample, the reference does not: one of them stands for it;
-    and of the variants as few are tried as write every cell anew between them.
+    also: cases that go only through the examiner. In a sample, one correct solution then does, a variant or one of
+    these in the reference's place; and of the variants as few are tried as write every cell anew between them.
     The examiner's cells run once, here, and each case in a fork, so this process should have no threads.
     """
     outcomes = [Outcome(case) for case in cases(lab, folder)]
-    directly, examined = _drawn([outcome.case for outcome in outcomes], sample, lab if also else None)
+    directly, examined = _drawn(lab, [outcome.case for outcome in outcomes], sample, also)
     outcomes += map(Outcome, also)
-    examined |= {case.name for case in also}
     reached = None if sample is None else Reached(lab)
     prepared = prepare(lab, secret)
     launcher.fork().end()  # here and not in a fork, so that this process, too, knows that it has started
@@ -170,25 +169,27 @@ def prove(
     return outcomes
 
 
-def _drawn(found: list[Case], sample: str | None, few: Lab | None) -> tuple[set[str], set[str]]:
-    """Names of the cases to run directly, and of those to run through the examiner. few: the lab, for a sample of the
-    variants, too, and without the reference through the examiner."""
+def _drawn(lab: Lab, found: list[Case], sample: str | None, also: Sequence[Case]) -> tuple[set[str], set[str]]:
+    """Names of the cases to run directly, and of those to run through the examiner."""
     names = {case.name for case in found}
     if sample is None:
-        return names, names
+        return names, names | {case.name for case in also}
     random_draw = random.Random(sample)
     shuffled = random_draw.sample(found, len(found))
     variants = [case.name for case in found if case.kind == "variant"]
-    if few is not None:
-        solved = {cell.grade_id: cell.source for cell in few.of_kind("solution")}
-        own = {case.name: frozenset(case.submission.answers.items() - solved.items())
+    if also:
+        solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+        own = {case.name: case.submission.answers.items() - solved.items()
                for case in shuffled if case.kind == "variant"}  # fmt: skip
         variants = _covering({name: frozenset(cell for cell, _ in cells) for name, cells in own.items()})
     mutants = _covering({case.name: case.fails for case in shuffled if case.kind == "mutant"})
     always = {case.name for case in found if case.kind in ("stub", "reference")}
-    examined = {"stub"} if few is not None else set(always)
-    examined |= set(random_draw.sample(variants, min(1, len(variants)))) | set(mutants[:1])
-    return always | set(variants) | set(mutants), examined
+    if also:
+        correct = [*variants, *(case.name for case in also if not case.fails)]
+        examined = {"stub", *(case.name for case in also if case.fails), random_draw.choice(correct)}
+    else:
+        examined = always | set(random_draw.sample(variants, min(1, len(variants))))
+    return always | set(variants) | set(mutants), examined | set(mutants[:1])
 
 
 def _covering(found: Mapping[str, frozenset[str]]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jupytext
 import pytest
 
 from grader.cell_form import without_tool_comments
@@ -28,6 +30,15 @@ from tests.labs.proof_record import SOURCES, plan, record, this_commit
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+
+
+read_once = functools.cache(jupytext.reads)
+
+
+@pytest.fixture(autouse=True)
+def _each_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lab's source is read again for each draw, and reading takes most of the time that making a lab of it does."""
+    monkeypatch.setattr(jupytext, "reads", lambda text, fmt: copy.deepcopy(read_once(text, fmt=fmt)))
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def _given(source: Path) -> set[str]:
 @EACH_LAB
 def test_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm, say: Callable[[str], None]) -> None:
     """Both ways: all cases, or a sample where all were tried before (`proof_record.py`). With a sample the same
-    examiner tries what `shadows.py` submits, and the reference as a part of it."""
+    examiner tries what `shadows.py` submits: what earns nothing, and by turns with a variant what is all solved."""
     planned = plan(source, "proof", this_commit())
     say(planned.why)
     if planned.sample is None:

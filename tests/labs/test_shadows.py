@@ -19,8 +19,10 @@ from tests.warm import Warm
 def assert_nothing_gained_and_nothing_lost(found: dict[str, dict[str, str]]) -> None:
     """found: what `shadows.py` prints."""
     assert [check for check, status in found[NOTHING].items() if status == "passed"] == []
-    assert {check: status for check, status in found[SOLVED].items() if status != "passed"} == {}
-    assert found[NOTHING].keys() == found[SOLVED].keys() != set()
+    assert found[NOTHING]
+    if SOLVED in found:  # a sample may have drawn another correct solution
+        assert {check: status for check, status in found[SOLVED].items() if status != "passed"} == {}
+        assert found[NOTHING].keys() == found[SOLVED].keys()
 
 
 @pytest.mark.slow
@@ -29,4 +31,6 @@ def assert_nothing_gained_and_nothing_lost(found: dict[str, dict[str, str]]) -> 
 def test_results_of_given_helpers_that_were_replaced_count_for_nothing(source: Path, warm: Warm) -> None:
     done = warm.run(("-m", "tests.labs.shadows", str(source)), os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_nothing_gained_and_nothing_lost(json.loads(done.stdout.splitlines()[-1]))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == {NOTHING, SOLVED}
+    assert_nothing_gained_and_nothing_lost(found)
