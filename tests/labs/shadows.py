@@ -17,6 +17,7 @@ from grader.examination.examiner import Limits, examine
 from grader.examination.intake import Added, Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, defined_names, load_lab
+from grader.labs.percent_file import percent_lab
 from grader.proofs.proof import Case, compute_as_in_a_learners_process, kept_kernels, prove, report
 
 NOTHING, SOLVED = "nothing written", "all solved"
@@ -71,7 +72,7 @@ def quicken() -> None:
 def main() -> int:
     compute_as_in_a_learners_process()
     source, status, found = Path(sys.argv[1]), 0, {}
-    lab = load_lab(source.with_suffix(".ipynb"))
+    lab = percent_lab(source) if sys.argv[2:] else load_lab(source.with_suffix(".ipynb"))
     if kernel_names(lab):
         quicken()  # what runs directly; a learner's process stays as it is
     with kept_kernels(), Launcher(insecure=True) as launcher:
