@@ -21,7 +21,6 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Request, Row, SamplingParams, StepPlan
 from reference_impl.serving.worker import load
-from tests.engine.conftest import some
 from tests.executor.dense import DEVICE, dense_engine, dense_model
 from tests.executor.tape import Tape, recorder
 
@@ -78,10 +77,7 @@ def asked(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.usefixtures("short_buckets")
 @pytest.mark.parametrize(
     ("kind", "examples"),
-    some(
-        [("full", 5), ("full and windows", 3)],
-        [("full", 5), ("full and windows", 3), ("full", 12), ("full and windows", 5)],
-    ),
+    [("full", 12), ("full and windows", 3), pytest.param("full and windows", 5, marks=pytest.mark.slow)],
 )
 def test_texts_are_those_of_eager_steps_whatever_the_schedule(kind: str, examples: int, random_model) -> None:
     """Batches grow, shrink and change their order; requests are thrown out and come back."""
