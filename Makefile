@@ -2,14 +2,14 @@
 # PYTHON=python3.12 chooses the interpreter; TORCH_INDEX=URL where torch comes from (a CPU build, for example).
 PYTHON ?= python3
 RUN := .venv/bin/python -P -m
-SELECT := .venv/bin/python -P tests/selection.py
+TESTS := .venv/bin/python -P tests/selection/run.py
 
 help:
 	@echo "make learn            install into .venv, check the machine, open the course in JupyterLab"
 	@echo "make test-quick       lint, types, arrows, and tests of what changed: what to run while working"
 	@echo "make test LAB=05      all tests of a lab; make test CHAPTER=03: of a chapter"
-	@echo "make test             lint, types, arrows, tests"
-	@echo "make test-all         the same with the slow tests"
+	@echo "make test             lint, types, arrows; tests of what changed, short ones, and a tenth of the others"
+	@echo "make test-all         all tests, also the slow ones; goes on where it was killed"
 
 learn:
 	@$(PYTHON) .ci/install.py learn
@@ -25,34 +25,27 @@ test test-quick test-all soak: export HF_HUB_OFFLINE = 1
 test test-quick test-all soak: export NO_PROXY = 127.0.0.1,localhost
 test test-quick test-all soak: export no_proxy = 127.0.0.1,localhost
 
-# What runs together and what first: tests/conftest.py. What is left to test-all, which also records what it proved of
-# the labs: tests/README.md.
+# What runs, by what each test needed when it was last recorded: tests/README.md.
 ifneq ($(and $(LAB),$(CHAPTER)),)
 $(error LAB or CHAPTER, not both)
 endif
 ifneq ($(LAB),)
 test: install-test
-	$(SELECT) lab "$(LAB)"
+	@$(TESTS) lab "$(LAB)"
 else ifneq ($(CHAPTER),)
 test: install-test
-	$(SELECT) chapter "$(CHAPTER)"
+	@$(TESTS) chapter "$(CHAPTER)"
 else
-test: export INFERLAB_SAMPLE = 1
 test: lint
-	@$(SELECT) begin
-	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
-	@$(SELECT) green
+	@$(TESTS) test
 endif
 
-test-all: export INFERLAB_RECORD = 1
 test-all: lint
-	@$(SELECT) begin
-	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder
-	@$(SELECT) green
+	@$(TESTS) all
 
-# Aims at 90 seconds: what changed since the last commit that `make test` recorded as green (tests/selection.py).
+# 90 seconds.
 test-quick: install-test
-	@$(SELECT) quick
+	@$(TESTS) quick
 
 # Random load, aborts and faults for as long as you like: no text may change, nothing leak.
 soak: SECONDS = 600

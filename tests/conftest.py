@@ -54,27 +54,25 @@ def _become_neutral() -> None:
     Caches that are costly to fill stay from run to run, inside the repository.
     """
     os.umask(0o022)
-    # A worker is a child of the process that has done the following, and shares its home.
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        packages = site.getuserbase()  # where torch may be; it would be looked for in the new home
-        for name in list(filter(_OF_THE_USER.fullmatch, os.environ)):
-            del os.environ[name]
-        home = tempfile.mkdtemp(prefix="inferlab-home-")
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
-        cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
-        os.environ |= {
-            "HOME": home, "USERPROFILE": home, "PYTHONUSERBASE": packages,
-            "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TZ": "UTC", "NO_PROXY": "127.0.0.1,localhost",
-            "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "1",
-            # Nothing is fetched: what a test installs it has made, or finds installed.
-            "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            # A checkout may belong to somebody else than who runs the tests, and they may have told git no name.
-            "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "3",
-            "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
-            "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "Test",
-            "GIT_CONFIG_KEY_2": "user.email", "GIT_CONFIG_VALUE_2": "test@example.org",
-            "MPLCONFIGDIR": str(cache / "matplotlib"), "TRITON_CACHE_DIR": str(cache / "triton"),
-        }  # fmt: skip
+    packages = site.getuserbase()  # where torch may be; it would be looked for in the new home
+    for name in list(filter(_OF_THE_USER.fullmatch, os.environ)):
+        del os.environ[name]
+    home = tempfile.mkdtemp(prefix="inferlab-home-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
+    os.environ |= {
+        "HOME": home, "USERPROFILE": home, "PYTHONUSERBASE": packages,
+        "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TZ": "UTC", "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "1",
+        # Nothing is fetched: what a test installs it has made, or finds installed.
+        "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        # A checkout may belong to somebody else than who runs the tests, and they may have told git no name.
+        "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "3",
+        "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
+        "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "Test",
+        "GIT_CONFIG_KEY_2": "user.email", "GIT_CONFIG_VALUE_2": "test@example.org",
+        "MPLCONFIGDIR": str(cache / "matplotlib"), "TRITON_CACHE_DIR": str(cache / "triton"),
+    }  # fmt: skip
     with contextlib.suppress(locale.Error):  # not every system has it under this name
         locale.setlocale(locale.LC_ALL, "C.UTF-8")
     time.tzset()
@@ -138,12 +136,11 @@ def random_model() -> Callable[..., Decoder]:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
-    """made_once(name, make): a copy of the folder that make(folder) filled, for the first worker of the run that asked.
+    """made_once(name, make): a copy of the folder that make(folder) filled when the run first asked for it.
 
     For what is costly to make and does not depend on who makes it, such as a graded class.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = Path(os.environ.get("INFERLAB_ONCE") or tmp_path_factory.getbasetemp())  # tests/selection/run.py
 
     def get(name: str, make: Callable[[Path], None]) -> Path:
         made = shared / f"once-{name}"
@@ -252,45 +249,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "not slow":  # `make test`; see also tests/examples.py
         settings.load_profile("few")
     if __name__ == "tests.conftest":  # and not in the copies of this file that tests make
-        from tests import drawn, narrow
+        from tests.selection import plugin
 
-        config.pluginmanager.register(narrow)
-        config.pluginmanager.register(drawn)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: tests of servers, attacks and whole batches wait half of their time. (With two
-    more all takes as long: what is gained in waiting is lost in sharing.)"""
-    return (os.cpu_count() or 1) + 1
-
-
-APART = ("tests/labs/test_labs.py", "tests/chapters/test_notebooks.py::test_the_notebook_runs")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker runs all of a file, so that a course that many of its tests look at is graded once; except the proofs of
-    the labs and the notebooks, which any worker may take, and which begin: at the end one would run them alone."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ProofsApart(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return nodeid if nodeid.startswith(APART) else nodeid.split("::", 1)[0]
-
-    return ProofsApart(config, log)
+        plugin.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # False sorts before True: labs first, then notebooks
-    items.sort(key=lambda item: [not item.nodeid.startswith(apart) for apart in APART])
     for item in items:
         for marker in _NEEDS:
             if marker in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
             if item.get_closest_marker(marker) and (reason := _why_missing(marker)):
-                item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+                remedy = f"To have them run: {_NEEDS[marker].remedy}"
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}. {remedy}"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -317,8 +289,8 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-    # Seeds of requests without one. The name in parts: whole (closure.py), it would have all tests need the engine.
-    if requests := sys.modules.get(".".join(("reference_impl", "core", "requests"))):
+    # Seeds of requests without one.
+    if requests := sys.modules.get("reference_impl.core.requests"):
         requests.urandom = random.randbytes  # type: ignore[attr-defined]
 
 
@@ -357,8 +329,7 @@ def _forbidden(config: pytest.Config) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    controller = not hasattr(session.config, "workerinput")
-    if controller and session.exitstatus == pytest.ExitCode.OK and _forbidden(session.config):
+    if session.exitstatus == pytest.ExitCode.OK and _forbidden(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -375,8 +346,7 @@ def pytest_terminal_summary(
     terminalreporter.section("what did not run")
     skipped = _skipped(config)
     for (marker, reason), count in sorted(skipped.items()):
-        remedy = f". To have them run: {_NEEDS[marker].remedy}" if marker in _NEEDS else ""
-        terminalreporter.line(f"{marker}: {count} skipped: {reason}{remedy}")
+        terminalreporter.line(f"{marker}: {count} skipped: {reason}")
     if "not slow" in config.option.markexpr:
         terminalreporter.line("slow: left out. To have them run: make test-all")
     elif not skipped:

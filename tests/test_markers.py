@@ -52,11 +52,8 @@ def run(folder: Path, tests: str, *arguments: str, ci: bool = False) -> subproce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")])
-def test_what_was_skipped_is_said_last_with_its_marker_its_reason_and_the_remedy(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    result = run(tmp_path, MARKED.format("redis"), "-ra", *arguments)
+def test_what_was_skipped_is_said_last_with_its_marker_its_reason_and_the_remedy(tmp_path: Path) -> None:
+    result = run(tmp_path, MARKED.format("redis"), "-ra")
     assert result.returncode == 0, result.stdout
     said, counts = result.stdout.splitlines()[-2:]
     remedy = "To have them run: apt-get install redis-server"
@@ -75,7 +72,7 @@ def test_what_a_fixture_needs_is_needed_by_every_test_that_uses_it(tmp_path: Pat
 
 @pytest.mark.parametrize("marker", ["redis", "skip(reason='not today')"])
 def test_continuous_integration_fails_if_anything_but_gpu_was_skipped(tmp_path: Path, marker: str) -> None:
-    result = run(tmp_path, MARKED.format(marker), "-n", "2", ci=True)
+    result = run(tmp_path, MARKED.format(marker), ci=True)
     assert result.returncode == 1, result.stdout
     assert "FAILED: INFERLAB_CI=1 allows only gpu tests to be skipped" in result.stdout
 

@@ -1,318 +1,387 @@
-"""A narrow run takes the tests that need what changed, the nearest first, and says what it leaves."""
+"""`make test` runs what a change can break: the record of what tests needed, and the choice that follows from it."""
 
 from __future__ import annotations
 
-import json
+import ast
+import os
+import re
+import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests import narrow, selection
-from tests.closure import ROOT, forget
-from tests.selection import GREEN, Taken
+from tests.selection import record
+from tests.selection.record import ALL, File, Line, Record
+from tests.selection.sources import Tree, parse
+from tests.selection.tracing import EACH, functions
 
-pytestmark = pytest.mark.git
+ROOT = Path(__file__).resolve().parent.parent
+ENGINE = '''"""An engine."""
 
-TREE = {
-    "engine/low.py": "",
-    "engine/high.py": "import engine.low\n",
-    "solutions/01_a/a.py": "",
-    "solutions/02_b/b.py": "",
-    "chapters/01_a/intro.py": "from chapters.widgets import show, wheel\n",
-    "chapters/01_a/intro.ipynb": "",
-    "chapters/02_b/only.py": "",
-    "tests/conftest.py": "import tests.helper\n",
-    "tests/helper.py": "",
-    "tests/test_import.py": "",
-    "tests/test_low.py": "import engine.low\n\ndef test_one(): pass\n\ndef test_two(): pass\n",
-    "tests/test_high.py": "import engine.high\n",
-    "tests/test_other.py": "",
-    "tests/test_each.py": 'from pathlib import Path\nLABS = (Path(__file__).parents[1] / "solutions").glob("*/*.py")\n',
-    "tests/test_names_it.py": 'LAB = "02_b"\n',
-    "tests/claims/test_ch02_more.py": "",
-    "tests/claims/test_chapter_02.py": "",
-    "tests/chapters/test_notebooks.py": (
-        'from pathlib import Path\nALL = (Path(__file__).parents[2] / "chapters").glob("*/*.py")\n'
-    ),
-    "tests/chapters/test_widget_wheel.py": "from chapters.widgets.wheels import wheel\n",
-    "tests/chapters/test_widget_other.py": "from chapters.widgets import other, show\n",
-    ".gitignore": ".venv/\n__pycache__/\n",
-}
-FOLDERS = ["01_a", "02_b"]
+LIMIT = 3
 
 
-def git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+def ours(x=1):
+    # a comment
+    return x + LIMIT
 
 
-def commit(root: Path) -> str:
-    git(root, "add", "-A")
-    git(root, "commit", "-q", "--allow-empty", "-m", "change")
-    return git(root, "rev-parse", "HEAD")
+class Part:
+    size = 2
 
+    def half(self):
+        def inner():
+            return 2
 
-def write(root: Path, name: str, text: str = "x = 1\n") -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text(text)
-    forget()
+        return self.size // inner()
+'''
+TESTS = "from thing import engine\n\ndef test_it():\n    assert engine.ours() == 4\n"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A small repository of one commit."""
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{who}_NAME", "Somebody")
-        monkeypatch.setenv(f"GIT_{who}_EMAIL", "somebody@example.org")
-    for name, text in TREE.items():
-        write(tmp_path, name, text)
-    git(tmp_path, "init", "-q")
-    commit(tmp_path)
-    yield tmp_path
-    forget()
+def root(tmp_path: Path) -> Path:
+    files = {"thing/engine.py": ENGINE, "tests/test_it.py": TESTS, "data/a.json": "1", "data/b.json": "2",
+             "pyproject.toml": "[project]\nname = 'thing'\n", "constraints.txt": "pytest==8\n"}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    return tmp_path
 
 
-# ---------------------------------------------------------------- what changed
+def tree(root: Path) -> Tree:
+    return Tree(root, record.PATH)
 
 
-def test_commits_edits_new_files_and_files_that_are_gone_are_changes(root: Path) -> None:
-    since = git(root, "rev-parse", "HEAD")
-    assert selection.changed_files(root, since) == set()
-    write(root, "engine/low.py")
-    commit(root)
-    write(root, "engine/new file.py")
-    git(root, "mv", "engine/high.py", "engine/higher.py")
-    (root / "tests/test_other.py").unlink()
-    write(root, ".venv/ignored.py")
-    assert selection.changed_files(root, since) == {
-        "engine/low.py", "engine/new file.py", "engine/high.py", "engine/higher.py", "tests/test_other.py",
-    }  # fmt: skip
+def recorded(root: Path, *said: str, functions: tuple[int, ...] = (1,)) -> Record:
+    """A record in which tests/test_it.py imported the engine, entered these functions of it, and did what is said."""
+    now = tree(root)
+    first = now.modules.index("thing/engine.py") * EACH
+    needs, files = record.needed(now, {"tests tests/test_it.py", *said}, {first, *(first + each for each in functions)})
+    made = Record()
+    made.add(Line("tests/test_it.py", 1.5, record.environment(now), {"abc12": 0.5}, needs), files)
+    made.write(root / record.PATH)
+    return Record.read(root / record.PATH)
 
 
-def test_a_green_commit_is_compared_with_and_else_the_main_branch_and_else_head(root: Path) -> None:
-    first = git(root, "rev-parse", "HEAD")
-    assert selection.base(root)[0] == first
-    assert "only what is not committed" in selection.base(root)[1]
-    git(root, "update-ref", "refs/remotes/origin/main", first)
-    second = commit(root)
-    assert selection.base(root)[0] == first
-    assert "origin/main" in selection.base(root)[1]
-    git(root, "update-ref", GREEN, second)
-    commit(root)
-    assert selection.base(root) == (second, f"since {second[:10]}, the last commit that passed `make test` here")
+def holds(root: Path, known: Record) -> bool:
+    now = tree(root)
+    holding, why = known.judge(now, record.environment(now))
+    assert holding.keys().isdisjoint(why)
+    return bool(holding)
 
 
-def test_a_run_in_a_clean_tree_records_its_commit(root: Path) -> None:
-    selection.begin(root)
-    assert selection.green(root) == f"recorded as green: {git(root, 'rev-parse', 'HEAD')[:10]}"
-    assert selection.base(root)[0] == git(root, "rev-parse", GREEN) == git(root, "rev-parse", "HEAD")
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile", "committed", "never began"])
-def test_a_run_in_a_tree_with_changes_records_nothing(root: Path, when: str) -> None:
-    if when == "before":
-        write(root, "engine/low.py")
-    if when != "never began":
-        selection.begin(root)
-    if when == "before":
-        git(root, "checkout", "-q", "engine/low.py")
-    if when in ("meanwhile", "committed"):
-        write(root, "engine/low.py")
-    if when == "committed":
-        commit(root)
-    assert selection.green(root) == "not recorded as green: there were changes that are not committed"
-    assert selection.commit_of(root, GREEN) is None
+def test_functions_are_known_by_their_bodies_and_the_rest_of_a_source_by_all_that_an_import_runs() -> None:
+    source = parse(ENGINE.encode())
+    assert source
+    assert [name for name, _ in functions(ast.parse(ENGINE))] == ["ours", "Part.half"]
+
+    def differs(old: str, new: str) -> tuple[bool, list[int]]:
+        other = parse(ENGINE.replace(old, new).encode())
+        assert other
+        changed = [n for n, (a, b) in enumerate(zip(source.functions, other.functions, strict=True)) if a != b]
+        return other.rest != source.rest, changed
+
+    assert differs("x + LIMIT", "x - LIMIT") == (False, [0])
+    assert differs("return 2", "return 3") == (False, [1])
+    assert differs("# a comment", "# another") == (False, [])
+    for old, new in (("LIMIT = 3", "LIMIT = 4"), ("x=1", "x=2"), ("size = 2", "size = 3"), ("An engine", "One")):
+        assert differs(old, new) == (True, [])
+    assert differs("def ours", "@thing\ndef ours") == (True, [])
 
 
-def test_without_git_or_a_repository_a_quick_run_says_so_and_a_whole_run_goes_on(
-    root: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("old", "new", "still_holds"),
+    [
+        ("x + LIMIT", "x - LIMIT", False),  # in the function that was entered
+        ("return 2", "return 3", True),  # in another
+        ("LIMIT = 3", "LIMIT = 4", False),
+        ("x=1", "x=2", False),
+        ("size = 2", "size = 4", False),
+        ("# a comment", "# another", True),
+    ],
+)
+def test_a_test_runs_again_when_a_function_that_it_entered_or_anything_outside_of_functions_changes(
+    root: Path, old: str, new: str, still_holds: bool
 ) -> None:
-    elsewhere = tmp_path_factory.mktemp("no repository")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(elsewhere.parent))
-    assert selection.main(["quick"], elsewhere) == 2
-    assert "not a git repository" in capsys.readouterr().err
-    monkeypatch.setenv("PATH", "")
-    assert selection.main(["quick"], root) == 2
-    assert "git is not installed" in capsys.readouterr().err
-    assert selection.main(["begin"], root) == selection.main(["green"], root) == 0
+    known = recorded(root)
+    assert holds(root, known)
+    edit(root / "thing" / "engine.py", old, new)
+    assert holds(root, known) is still_holds
+    edit(root / "thing" / "engine.py", new, old)
+    assert holds(root, known)
 
 
-# ---------------------------------------------------------------- which files
+def test_a_source_read_as_text_counts_with_its_comments(root: Path) -> None:
+    known = recorded(root, "reads thing/engine.py")
+    edit(root / "thing" / "engine.py", "# a comment", "# another")
+    assert not holds(root, known)
 
 
-def near(root: Path, *changed: str) -> dict[str, Taken]:
-    return selection.near_changes(root, set(changed))
+def test_data_a_folders_names_and_the_tests_own_file_count(root: Path) -> None:
+    known = recorded(root, "reads data/a.json", "lists data", "lists nowhere", "reads .venv/bin/python")
+    assert holds(root, known)
+    (root / "data" / "b.json").write_text("3", "utf-8")
+    assert holds(root, known), "it was listed, and not read"
+    (root / "data" / "c.json").write_text("3", "utf-8")
+    assert not holds(root, known), "a new file in a folder that was listed"
+    (root / "data" / "c.json").unlink()
+    for path, other in ((root / "data" / "a.json", "4"), (root / "tests" / "test_it.py", TESTS.replace("4", "5"))):
+        before = path.read_text("utf-8")
+        path.write_text(other, "utf-8")
+        assert not holds(root, known)
+        path.write_text(before, "utf-8")
+    (root / "data" / "a.json").unlink()
+    assert not holds(root, known)
 
 
-def test_tests_that_import_what_changed_come_before_those_that_reach_it_through_others(root: Path) -> None:
-    assert list(near(root, "engine/low.py")) == ["tests/test_low.py", "tests/test_high.py"]
-    assert list(near(root, "engine/high.py")) == ["tests/test_high.py"]
-    assert list(near(root, "tests/test_high.py", "engine/low.py")) == ["tests/test_high.py", "tests/test_low.py"]
-    assert near(root, "README.md") == {}
+def test_of_data_in_datasets_the_whole_folder_counts_since_libraries_in_rust_read_it_unseen(root: Path) -> None:
+    (root / "datasets" / "model").mkdir(parents=True)
+    for name in ("config.json", "weights.bin"):
+        (root / "datasets" / "model" / name).write_text("1", "utf-8")
+    known = recorded(root, "reads datasets/model/config.json")
+    (root / "datasets" / "model" / "weights.bin").write_text("2", "utf-8")
+    assert not holds(root, known)
 
 
-def test_a_lab_that_changed_is_tested_alone(root: Path) -> None:
-    assert near(root, "solutions/02_b/b.py") == {"tests/test_each.py": Taken(1, folders={"02_b"})}
-    assert near(root, "solutions/02_b/b.py", "tests/test_each.py")["tests/test_each.py"].folders is None
+@pytest.mark.parametrize("name", ["constraints.txt", "Makefile", "tests/conftest.py"])
+def test_pins_build_files_and_a_new_conftest_are_needed_by_all(root: Path, name: str) -> None:
+    known = recorded(root)
+    (root / name).write_text("pytest==9\n", "utf-8")
+    assert not holds(root, known)
 
 
-def test_a_chapter_that_changed_is_tested_alone_and_its_changed_notebook_first(root: Path) -> None:
-    taken = near(root, "chapters/01_a/intro.py")
-    assert taken == {"tests/chapters/test_notebooks.py": Taken(1, False, {"01_a"}, parts={"01_a-intro"})}
+def test_of_the_projects_settings_only_what_tests_depend_on_counts(root: Path) -> None:
+    known = recorded(root)
+    with (root / "pyproject.toml").open("a", encoding="utf-8") as settings:
+        settings.write("[tool.importlinter]\nroot = 1\n")
+    assert holds(root, known)
+    edit(root / "pyproject.toml", "'thing'", "'other'")
+    assert not holds(root, known)
 
 
-@pytest.mark.parametrize("wide", ["pyproject.toml", "tests/conftest.py", "tests/helper.py"])
-def test_what_every_test_depends_on_calls_for_sentinels_only(root: Path, wide: str) -> None:
-    assert near(root, wide) == {"tests/test_import.py": Taken(1)}
-    assert list(near(root, wide, "engine/high.py")) == ["tests/test_high.py", "tests/test_import.py"]
+def test_a_moved_file_keeps_its_records(root: Path) -> None:
+    known = recorded(root)
+    (root / "thing" / "engine.py").rename(root / "thing" / "motor.py")
+    assert holds(root, known)
+    (root / "tests" / "test_it.py").rename(root / "tests" / "test_that.py")
+    holding, _ = known.judge(tree(root), record.environment(tree(root)))
+    assert list(holding) == ["tests/test_that.py"]
+    edit(root / "thing" / "motor.py", "x + LIMIT", "x - LIMIT")
+    assert not holds(root, known)
 
 
-def test_all_about_a_lab(root: Path) -> None:
-    assert selection.one(root, "lab", "2") == selection.one(root, "lab", "02") == {
-        "tests/claims/test_ch02_more.py": Taken(),
-        "tests/claims/test_chapter_02.py": Taken(),
-        "tests/test_each.py": Taken(1, folders={"02_b"}, strict=True),
-        "tests/test_names_it.py": Taken(),
-    }  # fmt: skip
+def test_a_merge_keeps_the_lines_of_both_sides_and_what_is_damaged_only_loses_its_own_line(root: Path) -> None:
+    ours = recorded(root)
+    before = (root / "thing" / "engine.py").read_text("utf-8")
+    edit(root / "thing" / "engine.py", "x + LIMIT", "LIMIT + x")
+    theirs = recorded(root)
+    theirs.add(replace(theirs.lines[0], unit="tests/test_new.py"), ())
+    for one, name in ((ours, "ours"), (theirs, "theirs")):
+        one.write(root / name)
+    merged = sorted({*(root / "ours").read_text().splitlines(), *(root / "theirs").read_text().splitlines()})
+    text = "\n".join(["<<<<<<< ours", *merged, "=======", "t\ttests/test_half.py\t1.0", ">>>>>>> theirs"])
+    (root / record.PATH).write_text(text, "utf-8")
+    assert holds(root, Record.read(root / record.PATH)), "theirs is the tree's"
+    (root / "thing" / "engine.py").write_text(before, "utf-8")
+    assert holds(root, Record.read(root / record.PATH)), "now ours is"
+    for lost in (line for line in merged if line.startswith(("f\t", "g\t"))):
+        (root / record.PATH).write_text(text.replace(lost, lost[:9]), "utf-8")
+        known = Record.read(root / record.PATH)
+        holding, _ = known.judge(tree(root), record.environment(tree(root)))
+        assert "tests/test_new.py" not in holding, "what a part is missing of never holds"
 
 
-def test_all_about_a_chapter_with_the_widgets_that_it_shows(root: Path) -> None:
-    assert selection.one(root, "chapter", "01") == {
-        "tests/chapters/test_notebooks.py": Taken(1, folders={"01_a"}, strict=True),
-        "tests/chapters/test_widget_wheel.py": Taken(),
+def test_what_is_written_is_read_again_and_in_a_stable_order(root: Path) -> None:
+    known = recorded(root, "reads data/a.json", "lists data", functions=(1, 2))
+    known.add(replace(known.lines[0], unit="tests/test_z.py::test_of_a[b c]", costly={}), ())
+    known.write(root / record.PATH)
+    first = (root / record.PATH).read_text("utf-8")
+    again = Record.read(root / record.PATH)
+    assert {line.unit: line for line in again.lines} == {line.unit: line for line in known.lines}
+    again.lines.reverse()
+    again.write(root / record.PATH)
+    assert (root / record.PATH).read_text("utf-8") == first
+
+
+def test_a_test_that_reads_most_of_the_tree_needs_all_of_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MANY", 2)
+    known = recorded(root, "reads data/a.json")
+    assert holds(root, known)
+    (root / "data" / "b.json").write_text("3", "utf-8")
+    assert not holds(root, known)
+
+
+def test_a_module_with_more_functions_than_marks_shares_the_last(root: Path) -> None:
+    many = "\n".join(f"def f{number}():\n    return {number}" for number in range(EACH + 9))
+    (root / "thing" / "engine.py").write_text(many, "utf-8")
+    known = recorded(root, functions=(EACH - 1,))
+    edit(root / "thing" / "engine.py", "return 5\n", "return 6\n")
+    assert holds(root, known)
+    edit(root / "thing" / "engine.py", f"return {EACH + 5}", "return 6")
+    assert not holds(root, known)
+    assert File.of(tree(root), "thing/engine.py").changed(tree(root)) != ALL
+
+
+# ---------------------------------------------------------------- the commands, in a small project
+
+PROGRAM = """import pathlib, subprocess, sys, threading, time
+
+SECONDS = 0.2
+
+def read():
+    return pathlib.Path(__file__).with_name("said.txt").read_text()
+
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return 1
+
+def in_a_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(threaded()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+def threaded():
+    return 2
+
+def in_a_process():
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from thing.program import killed; killed()"
+    return subprocess.run([sys.executable, "-P", "-c", code, str(pathlib.Path(__file__).parents[1])], env={}).returncode
+
+def killed():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+PROJECT_TESTS = {
+    "quick": "def test_quick():\n    from thing.program import read\n    assert read() == 'hello'\n",
+    "long": "from thing.program import SECONDS, work\n\ndef test_long():\n    assert work(SECONDS) == 1\n",
+    "thread": "from thing.program import in_a_thread, work\n\ndef test_thread():\n    work(0.2)\n"
+    "    assert in_a_thread() == 2\n",
+    "process": "from thing.program import in_a_process, work\n\ndef test_process():\n    work(0.2)\n"
+    "    assert in_a_process() == -9\n",
+}
+
+
+CONFTEST = """import sys, pathlib
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+def pytest_configure(config):
+    from tests.selection import plugin
+    plugin.register(config)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with four files of tests, recorded."""
+    root = tmp_path_factory.mktemp("project")
+    files = {f"tests/test_{name}.py": text for name, text in PROJECT_TESTS.items()}
+    files |= {
+        "thing/program.py": PROGRAM,
+        "thing/said.txt": "hello",
+        ".gitignore": ".venv\n__pycache__\n",
+        "constraints.txt": "",
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'\n",
+        "tests/conftest.py": CONFTEST,
     }
+    for name, text in files.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text, "utf-8")
+    shutil.copytree(ROOT / "tests" / "selection", root / "tests" / "selection")
+    shutil.copy(ROOT / "tests" / "warm.py", root / "tests" / "warm.py")
+    (root / ".venv").mkdir()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    assert "4 of 4 tests ran" in run(root, "test", INFERLAB_RECORD="1")
+    return root
 
 
-@pytest.mark.parametrize("kind", ["lab", "chapter"])
-def test_a_lab_or_chapter_that_is_not_there_is_refused_with_those_that_are(
-    root: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert selection.main([kind, "07"], root) == 2
-    assert f"there is no {kind} '07'; there are: 01, 02" in capsys.readouterr().err
+def command(root: Path, kind: str, **variables: str) -> tuple[list[str], dict[str, str]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INFERLAB_")} | variables
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from tests.selection import run; run.IMPORTED = ('pytest',); "
+    return [sys.executable, "-P", "-c", code + "sys.exit(run.main(sys.argv[2:]))", str(root), kind], environment
 
 
-# ---------------------------------------------------------------- which tests
+def run(root: Path, kind: str, fails: bool = False, **variables: str) -> str:
+    words, environment = command(root, kind, **variables)
+    done = subprocess.run(words, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout
 
 
-def test_the_nearest_and_of_those_the_shortest_run_until_the_time_is_used_up(root: Path) -> None:
-    taken = {"tests/test_low.py": Taken(1), "tests/test_high.py": Taken(2), "tests/test_other.py": Taken(3)}
-    durations = {
-        "tests/test_low.py::test_long": 4.0, "tests/test_low.py::test_short": 2.0, "tests/test_high.py::test_a": 4.0,
-        "tests/test_other.py::test_b": 5.0, "tests/test_import.py::test_c": 1.0,
+def ran(said: str) -> int:
+    found = re.search(r"^(\d+) of \d+ tests ran", said, re.MULTILINE)
+    assert found, said
+    return int(found[1])
+
+
+@pytest.mark.git
+def test_a_run_takes_short_tests_and_what_a_change_touches_in_threads_and_killed_processes_too(project: Path) -> None:
+    known = Record.read(project / record.PATH)
+    entered = {
+        line.unit: {known.files[name].functions.index(f) for name, mask in line.needs.items() if mask > 0
+                    for bit, f in enumerate(known.files[name].functions)
+                    if mask >> bit & 1 and known.files[name].path == "thing/program.py"}
+        for line in known.lines
     }  # fmt: skip
-    assert selection.within(taken, durations, FOLDERS, root, seconds=100) == (set(), set())
-    left = {"tests/test_low.py::test_long", "tests/test_other.py::test_b"}
-    assert selection.within(taken, durations, FOLDERS, root, seconds=9) == (left, {"tests/test_other.py"})
-
-
-def test_what_names_the_lab_that_changed_comes_before_what_is_nearer(root: Path) -> None:
-    durations = {"tests/test_low.py::test_near": 9.0, "tests/test_each.py::test_it[02_b]": 9.0}
-    taken = {"tests/test_low.py": Taken(1, folders={"02_b"}), "tests/test_each.py": Taken(2, folders={"02_b"})}
-    left, _ = selection.within(taken, durations, FOLDERS, root, seconds=9)
-    assert left == {"tests/test_low.py::test_near"}
-
-
-def test_a_file_that_never_ran_is_counted_by_its_tests(root: Path) -> None:
-    taken = {"tests/test_low.py": Taken(1)}
-    assert selection.within(taken, {}, FOLDERS, root, seconds=4.0) == (set(), set())
-    assert selection.within(taken, {}, FOLDERS, root, seconds=3.9) == (set(), {"tests/test_low.py"})
-
-
-def test_the_notebook_that_changed_comes_before_a_shorter_one_and_other_chapters_cost_nothing(root: Path) -> None:
-    test = "tests/chapters/test_notebooks.py"
-    durations = {f"{test}::t[01_a-intro]": 9.0, f"{test}::t[01_a-more]": 8.0, f"{test}::t[02_b-only]": 1.0}
-    left, _ = selection.within(
-        {test: Taken(1, False, {"01_a"}, parts={"01_a-intro"})}, durations, FOLDERS, root, seconds=10
+    assert entered == {
+        "tests/test_quick.py": {0}, "tests/test_long.py": {1}, "tests/test_thread.py": {1, 2, 3},
+        "tests/test_process.py": {1, 4, 5},
+    }  # fmt: skip
+    program = project / "thing" / "program.py"
+    drawn = ran(run(project, "test")) - 1  # the short one; what has its turn is one more at most
+    assert drawn in (0, 1)
+    faults = (
+        ("return 2", "return 3", "thread"),
+        ("hello", "hallo", "quick"),
+        ("SIGKILL", "SIGTERM", "process"),
+        ("SECONDS = 0.2", "SECONDS = 'much'", "long"),
     )
-    assert left == {f"{test}::t[01_a-more]"}
+    for old, new, unit in faults:
+        changed = project / "thing" / "said.txt" if old == "hello" else program
+        edit(changed, old, new)
+        said = run(project, "test", fails=True)
+        edit(changed, new, old)
+        assert f"FAILED\n  tests/test_{unit}.py::test_{unit}" in said
+    subprocess.run(["git", "mv", "tests/test_long.py", "tests/test_longer.py"], cwd=project, check=True)
+    assert ran(run(project, "test")) in (1, 2), "a renamed file keeps its record"
+    subprocess.run(["git", "mv", "tests/test_longer.py", "tests/test_long.py"], cwd=project, check=True)
+    (project / record.PATH).rename(project / "kept")
+    assert ran(run(project, "test")) == 4, "without a record all run"
+    (project / "kept").rename(project / record.PATH)
 
 
-@pytest.mark.parametrize(
-    ("nodeid", "taken"),
-    [
-        ("a.py::test_plain", True),
-        ("a.py::test[01_a]", True),
-        ("a.py::test_left", False),
-        ("b.py::test_plain", True),
-        ("b.py::test[02_b-x]", True),
-        ("b.py::test[01_a]", False),
-        ("c.py::test_plain", False),
-        ("c.py::test[02_b]", True),
-        ("d.py::test_plain", False),
-    ],
-)
-def test_a_plan_takes_files_or_what_names_a_lab(nodeid: str, taken: bool) -> None:
-    files = {
-        "a.py": {"folders": None, "strict": False},
-        "b.py": {"folders": ["02_b"], "strict": False},
-        "c.py": {"folders": ["02_b"], "strict": True},
+@pytest.mark.git
+def test_a_run_of_everything_goes_on_where_it_was_killed(project: Path) -> None:
+    words, environment = command(project, "all")
+    waits = project / "tests" / "test_waits.py"
+    waits.write_text("import time\n\ndef test_waits():\n    time.sleep(1000)\n", "utf-8")
+    process = subprocess.Popen(words, env=environment, cwd=project, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(4):  # the others
+        assert "passed" in process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=600)
+    waits.write_text("def test_waits():\n    pass\n", "utf-8")
+    said = run(project, "all")
+    assert "4 of 5 jobs were finished by a run that was killed" in said
+    assert ran(said) == 1
+    waits.unlink()
+    assert {line.unit for line in Record.read(project / record.PATH).lines} >= {
+        "tests/test_waits.py",
+        "tests/test_long.py",
     }
-    made = {"files": files, "left": {"a.py::test_left"}, "folders": FOLDERS}
-    assert narrow.is_taken(nodeid, made) is taken
-
-
-def test_a_damaged_record_of_durations_is_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "durations.json"
-    assert narrow.recorded(path) == {}
-    for text in ("{", "[]", '{"a": "long"}', json.dumps(None)):
-        path.write_text(text)
-        assert narrow.recorded(path) == {}
-
-
-# ---------------------------------------------------------------- this repository
-
-
-def here(*changed: str) -> dict[str, Taken]:
-    return selection.near_changes(ROOT, set(changed))
-
-
-def test_a_change_of_the_sampler_takes_the_cores_tests_first_and_then_the_samplers() -> None:
-    taken = here("reference_impl/core/sampler.py")
-    assert next(iter(taken)).startswith("tests/core/")
-    assert taken["tests/sampling/test_sampler.py"].near == 1
-    assert taken["tests/engine/test_llm.py"].near > 1
-    assert "tests/kv/test_block_pool.py" not in taken
-
-
-def test_a_change_of_a_lab_takes_its_proof_and_no_other_labs() -> None:
-    taken = here("solutions/02_kv_cache/kv_cache.py")
-    assert taken["tests/labs/test_labs.py"].folders == {"02_kv_cache"}
-    assert all(name.startswith("tests/labs/") for name in list(taken)[:2])
-    assert "tests/engine/test_llm.py" not in taken
-    assert here("tests/labs/02_kv_cache/mutants/append_at_zero.py")["tests/labs/test_labs.py"].folders == {
-        "02_kv_cache"
-    }
-
-
-def test_a_change_of_a_notebooks_source_takes_that_chapters_notebooks() -> None:
-    taken = here("chapters/03_batching/a_batching.py")["tests/chapters/test_notebooks.py"]
-    assert (taken.folders, taken.parts) == ({"03_batching"}, {"03_batching-a_batching"})
-
-
-def test_every_lab_and_every_chapter_has_tests_of_its_own() -> None:
-    for path in sorted(ROOT.glob("solutions/[0-9]*")):
-        taken = selection.one(ROOT, "lab", path.name[:2])
-        assert {"tests/labs/test_labs.py", "tests/labs/test_conventions.py"} <= taken.keys()
-    for path in sorted(ROOT.glob("chapters/[0-9]*")):
-        taken = selection.one(ROOT, "chapter", path.name[:2])
-        assert {"tests/chapters/test_notebooks.py", "tests/chapters/test_quiz.py"} <= taken.keys()
-
-
-@pytest.mark.parametrize(
-    ("changed", "modules"),
-    [
-        ("reference_impl/assembly/engine.py", []),
-        ("chapters/03_batching/a_batching.py", ["grader.chapter_source"]),
-        ("solutions/02_kv_cache/kv_cache.py", ["grader.labs.lab_source"]),
-        ("grader/bootstrap.py", ["grader.chapter_source", "grader.labs.lab_source"]),
-    ],
-)
-def test_where_sources_of_notebooks_changed_they_are_compared_with_the_notebooks(
-    changed: str, modules: list[str]
-) -> None:
-    commands = selection.slow_lint({changed})
-    assert [command[3] for command in commands if command[-1] == "--check"] == modules

@@ -15,6 +15,7 @@ import array
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import selectors
@@ -26,6 +27,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+COST = "INFERLAB_COST"  # a file for the CPU seconds of a fork, which is no child of who asks for it
+TRACE = "INFERLAB_TRACE"  # what the fork needs of the project is written there: tests/selection/tracing.py
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -64,8 +67,13 @@ def run(address: str, arguments: Sequence[str]) -> int:
         standard = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
         server.sendmsg([len(request).to_bytes(4, "big")], standard)
         server.sendall(request)
-        status = server.recv(4)
-    return int.from_bytes(status, "big", signed=True) if status else 1
+        answer = server.recv(64).split()
+    if len(answer) != 2:
+        return 1
+    if path := os.environ.get(COST):
+        with open(path, "a") as cost:
+            cost.write(f"{answer[1].decode()}\n")
+    return int(answer[0])
 
 
 def _received(client: socket.socket) -> tuple[list[int], tuple[list[str], str, dict[str, str]]]:
@@ -92,6 +100,8 @@ def _become(files: list[int], arguments: list[str], folder: str, environment: di
     os.environ.update(environment)
     if "JPY_PARENT_PID" in environment:  # by which a kernel sees that its parent has gone
         os.environ["JPY_PARENT_PID"] = str(os.getppid())
+    if TRACE in environment:
+        _follow()
     sys.path.insert(0, folder)
     kind, what, *rest = arguments
     try:
@@ -112,6 +122,19 @@ def _become(files: list[int], arguments: list[str], folder: str, environment: di
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
+
+
+def _follow() -> None:
+    """What a Python of a run that records does at its start."""
+    if tracing := sys.modules.get("inferlab_tracing"):
+        tracing.switch(os.environ[TRACE])
+        return
+    path = Path(__file__).parent / "selection" / "tracing.py"
+    spec = importlib.util.spec_from_file_location("inferlab_tracing", path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["inferlab_tracing"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["inferlab_tracing"])
 
 
 def _fork(client: socket.socket, others: list[socket.socket]) -> int:
@@ -180,15 +203,16 @@ def serve(address: str, modules: Sequence[str]) -> None:
                     if client is key.fileobj:
                         _kill(pid)
         for pid in list(running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, used = os.wait4(pid, os.WNOHANG)
             if ended:
-                _answer(running.pop(pid), os.waitstatus_to_exitcode(status))
+                seconds = used.ru_utime + used.ru_stime
+                _answer(running.pop(pid), f"{os.waitstatus_to_exitcode(status)} {seconds:.3f}")
 
 
-def _answer(client: socket.socket, status: int) -> None:
+def _answer(client: socket.socket, answer: str) -> None:
     """It ends when it has read this; the selector then forgets it."""
     with contextlib.suppress(OSError):
-        client.sendall(status.to_bytes(4, "big", signed=True))
+        client.sendall(answer.encode())
         client.shutdown(socket.SHUT_RDWR)
 
 

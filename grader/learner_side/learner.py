@@ -229,7 +229,8 @@ def _has_ended(keeper: int, asked_by: int = 0) -> bool:
 def main(control_fd: int) -> None:
     """Be the warm process. Ends when the control socket closes."""
     torch.set_num_threads(1)  # also: no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is NaN: the same grade every time
+    # torch.empty is NaN: the same grade every time. (use_deterministic_algorithms also imports torch._inductor: 2 s.)
+    torch.set_deterministic_debug_mode("warn")
     torch.randn(1)  # reads /proc/cpuinfo: a submission cannot, and its output would begin with a complaint about that
     with contextlib.suppress(ImportError):  # there is none for macOS
         importlib.import_module("triton.language")  # with TRITON_INTERPRET set: a submission finds it imported

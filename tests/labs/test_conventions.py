@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from grader.labs.lab import lab_from_notebook
 from grader.labs.lab_source import private_notebook, solution_notebook
 from grader.labs.percent_file import percent_cells
 from grader.proofs.convention_proof import covering
-from tests.labs.proof_record import SOURCES, plan, record, this_commit
+from tests.labs.turns import SOURCES, this_commit
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
@@ -112,12 +111,10 @@ def _prove(warm: Warm, *arguments: str) -> None:
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(
-    source: Path, warm: Warm, say: Callable[[str], None]
+    source: Path, warm: Warm
 ) -> None:
-    """In as few draws as hold every option, or one of them, directly; through the examiner, too, in the next."""
-    planned = plan(source, "conventions", this_commit())
-    say(f"conventions of {planned.why}")
-    _prove(warm, str(source), *(["--sample", planned.sample] if planned.sample else ["--together"]))
+    """In one of as few draws as hold every option, directly; through the examiner, too, in the next."""
+    _prove(warm, str(source), "--sample", this_commit())
 
 
 @pytest.mark.slow
@@ -125,8 +122,6 @@ def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_the
 @EACH_LAB
 def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path, warm: Warm) -> None:
     _prove(warm, str(source))
-    if os.environ.get("INFERLAB_RECORD"):
-        record(source, "conventions")
 
 
 @pytest.mark.slow

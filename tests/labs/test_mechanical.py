@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 from grader.labs.lab import load_lab
 from grader.proofs.mechanical import SURVIVORS, harmless
 from grader.proofs.mutator import mutants
-from tests.labs.proof_record import ROOT, SOURCES, path_of, record, this_commit
+from tests.labs.turns import SOURCES, has_changed, its_turn, this_commit
 from tests.warm import Warm
 
-GREEN = "refs/inferlab/green"  # tests/selection
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 SAMPLE, FEW = 20, 4  # mutants of the lab whose turn it is or whose own files changed; of another
 
@@ -32,35 +30,8 @@ def prove(warm: Warm, source: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_DIR")}
-    command = ["git", "-C", str(ROOT), *arguments]
-    try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    except OSError:
-        return subprocess.CompletedProcess(command, 128, "")
-
-
-def its_turn() -> Path:
-    """The lab whose turn it is at this commit; outside of git, the first."""
-    counted = git("rev-list", "--count", "--first-parent", "HEAD")
-    return SOURCES[int(counted.stdout or "0") % len(SOURCES)] if counted.returncode == 0 else SOURCES[0]
-
-
-def has_changed(source: Path) -> bool:
-    """Whether the lab's own files did since the last commit that passed `make test` here, or else the one before."""
-    own = [f"{top}/{source.parent.name}" for top in ("solutions", "labs", "tests/labs")]
-    if git("rev-parse", "--git-dir").returncode:
-        return False
-    green = git("rev-parse", "--verify", "--quiet", GREEN)
-    since = green.stdout.strip() if green.returncode == 0 else "HEAD~1"
-    new = git("ls-files", "--others", "--exclude-standard", "--", *own).stdout
-    return bool(new) or git("diff", "--quiet", since, "--", *own).returncode != 0
-
-
 @EACH_LAB
-def test_every_lab_was_tried_with_all_mutants_and_lists_those_that_do_no_harm(source: Path) -> None:
-    assert path_of(source, "mechanical").is_file(), "make test-all records it"
+def test_every_lab_lists_the_mutants_that_do_no_harm(source: Path) -> None:
     assert (folder(source) / SURVIVORS).is_file()
     lab = load_lab(source.with_suffix(".ipynb"))
     made = {mutant.key for cell in lab.of_kind("solution") for mutant in mutants(cell)}
@@ -85,5 +56,3 @@ def test_of_a_sample_of_mutants_none_passes_that_does_harm(
 @EACH_LAB
 def test_of_all_mutants_none_passes_that_does_harm(source: Path, warm: Warm) -> None:
     prove(warm, source)
-    if os.environ.get("INFERLAB_RECORD"):
-        record(source, "mechanical")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.proof_record import SOURCES
 from tests.labs.shadows import NOTHING, SOLVED
+from tests.labs.turns import SOURCES
 from tests.warm import Warm
 
 

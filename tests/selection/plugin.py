@@ -1,0 +1,123 @@
+"""Inside pytest, in a run that `run.py` planned: leaves out what need not run, and says what each test took.
+
+Where the run records, it also has `tracing.py` write what each test enters to a file of that test's; what fixtures of a
+module do, and imports, to the file `shared`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.selection.record import calibrate, short_name
+
+JOB = "INFERLAB_JOB"  # the path of what `run.py` asks of one process of pytest
+COST = "INFERLAB_COST"  # a file to which tests/warm.py adds the CPU seconds of a fork, which is no child of a test
+
+
+def register(config: pytest.Config) -> None:
+    if path := os.environ.pop(JOB, None):
+        config.pluginmanager.register(Job(Path(path)))
+
+
+class Job:
+    """What `run.Job` says to this process, and what it says back."""
+
+    def __init__(self, path: Path):
+        asked = json.loads(path.read_text("utf-8"))
+        self.leave = {file: set(names) for file, names in asked["leave"].items()}
+        self.only: set[str] | None = set(asked["only"]) if asked["only"] is not None else None
+        self.but: list[str] = asked["but"]
+        self.folder = path.parent
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.left = 0
+        self.loops = [calibrate()]
+        self.tracing = sys.modules.get("inferlab_tracing") if asked["trace"] else None
+        self.cost = self.folder / "cost"
+        os.environ[COST] = str(self.cost)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        taken, left, others = [], [], []
+        for item in items:
+            file, _, test = item.nodeid.partition("::")
+            if self.only is not None and self.only.isdisjoint((item.nodeid, file)):
+                others.append(item)  # another job's
+            elif short_name(item.nodeid) in self.leave.get(file, ()) or any(name in test for name in self.but):
+                left.append(item)
+            else:
+                taken.append(item)
+        config.hook.pytest_deselected(items=left + others)
+        self.left = len(left)
+        if self.tracing:  # pytest compiles these files itself
+            conftests = [str(getattr(found, "__file__", "")) for found in config.pluginmanager.get_plugins()]
+            for path in {*filter(lambda path: path.endswith("conftest.py"), conftests), *(str(i.path) for i in taken)}:
+                self.tracing.tests_are_in(path)
+        items[:] = taken
+
+    def _seconds(self) -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        forks = sum(map(float, self.cost.read_text().split())) if self.cost.exists() else 0.0
+        return forks + sum(each.ru_utime + each.ru_stime for each in used)
+
+    def _trace(self, name: str) -> None:
+        if self.tracing:
+            self.tracing.switch(str(self.folder / name))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        entry = {"slow": item.get_closest_marker("slow") is not None, "failed": False, "skipped": "", "say": []}
+        self.tests[item.nodeid] = entry
+        entry["trace"] = f"{len(self.tests)}.trace"
+        if self.tracing:
+            import linecache
+
+            linecache.clearcache()  # what one test reads of a source the next one would not read again
+        self._trace(entry["trace"])
+        before = self._seconds()
+        try:
+            return (yield)
+        finally:
+            entry["seconds"] = self._seconds() - before
+            self._trace("shared")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        if fixturedef.scope == "function" or not self.tracing:
+            return (yield)
+        before = os.environ[self.tracing.TRACE]
+        self._trace("shared")
+        try:
+            return (yield)
+        finally:
+            self.tracing.switch(before)
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if nextitem is None or nextitem.path != item.path:
+            self._trace("shared")  # here fixtures of the module end
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        entry = self.tests[report.nodeid]
+        entry["failed"] |= report.failed
+        if report.skipped:
+            where = report.longrepr
+            entry["skipped"] = where[2] if isinstance(where, tuple) else str(where)
+        entry["say"] += [str(text) for key, text in report.user_properties if key == "say" and report.when == "call"]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.loops.append(calibrate())
+        made = {"tests": self.tests, "loops": self.loops, "left": self.left,
+                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}  # fmt: skip
+        with contextlib.suppress(FileNotFoundError):
+            self.cost.unlink()
+        new = self.folder / "result.new"
+        new.write_text(json.dumps(made), "utf-8")
+        new.rename(self.folder / "result.json")
