@@ -204,7 +204,7 @@ class Record:
         return {self.files[name].path for name in line.needs if name in self.files}
 
 
-def needed(tree: Tree, said: Iterable[str], marks: Iterable[int]) -> tuple[dict[str, int], list[File]]:
+def needed(tree: Tree, said: set[str], marks: Iterable[int]) -> tuple[dict[str, int], list[File]]:
     """id -> mask, and the files. said: the lines that `tracing.py` wrote; marks: its numbers, by `tree.modules`."""
     masks: dict[str, int] = {}
     for module, function in (divmod(mark, EACH) for mark in marks):
@@ -212,7 +212,7 @@ def needed(tree: Tree, said: Iterable[str], marks: Iterable[int]) -> tuple[dict[
             continue  # runs the tests, and is tested by one that always runs
         bits = 0 if function == 0 else 1 << function - 1 if function < EACH - 1 else ALL << EACH - 2
         masks[tree.modules[module]] = masks.get(tree.modules[module], 0) | bits
-    for kind, path in (entry.split(" ", 1) for entry in set(said)):
+    for kind, path in (entry.split(" ", 1) for entry in sorted(said, reverse=True)):  # what is read as text comes last
         if kind == "lists" and tree.holds(f"{path}/"):
             masks[f"{path}/"] = 0
         elif kind == "tests" and path in tree.names:  # pytest compiles these itself

@@ -233,9 +233,12 @@ class Run:
     def _record(self, job: Job, folder: Path) -> None:
         """What passed gets a line: tests that take long their own, the others of the file one together."""
         made, shared = Record(), _traced(folder / "shared")
+        traced = {name: _traced(folder / test["trace"]) for name, test in job.tests.items()}
+        # What an import runs, it runs once a process, and does so for all tests there.
+        shared[1].update(mark for _, marks in traced.values() for mark in marks if mark % tracing.EACH == 0)
         rest, costly, seconds, good = shared, dict[str, float](), 0.0, True
         for name, test in job.tests.items():
-            took, found = test["seconds"] / self.scale, _traced(folder / test["trace"])
+            took, found = test["seconds"] / self.scale, traced[name]
             passed = not test["failed"] and (not test["skipped"] or test["skipped"].startswith("Skipped: gpu"))
             if job.only or test["slow"] or took >= OWN:
                 if passed:
