@@ -44,7 +44,19 @@ from tests.warm import Warm  # noqa: E402
 TURNS = 10  # commits in which all that is left out has its turn
 BATCH, STARTS = 25.0, 0.4  # seconds of tests that share a process; seconds for a file's imports
 APART = ("tests/labs/test_", "tests/chapters/test_notebooks.py")  # their long tests share nothing: jobs of their own
-IMPORTED = ("torch", "numpy", "pytest", "hypothesis", "jinja2", "pydantic", "safetensors", "tokenizers", "yaml")
+# What takes long to import, and looks at no variable and no home.
+IMPORTED = (
+    "torch",
+    "pytest",
+    "hypothesis",
+    "jupytext",
+    "nbclient",
+    "pydantic",
+    "fastapi",
+    "httpx",
+    "typer",
+    "tokenizers",
+)
 BYTECODE = ("reference_impl", "grader", "chapters")
 PROGRESS = ".venv/.record"  # what a run that records has so far
 QUICK = 60.0  # seconds for the tests of a quick run, beside linters
@@ -213,18 +225,13 @@ class Run:
     @contextlib.contextmanager
     def _followed(self, folder: str) -> Iterator[None]:
         """While a run records, a Python of .venv loads `tracing.py` if INFERLAB_TRACE names a file of this run."""
-        hook = Path(sysconfig.get_path("purelib"), f"{Path(folder).name}.pth")
+        hook = Path(sysconfig.get_path("purelib"), f"inferlab_{digest(str(self.choice.root))}.pth")
         if self.records:
             shutil.rmtree(tracing.CODE, ignore_errors=True)
             os.makedirs(tracing.CODE)
             table = {name: number * tracing.EACH for number, name in enumerate(self.choice.tree.modules)}
             Path(tracing.TABLE).write_text(json.dumps(table), "utf-8")
-            load = (
-                f"import importlib.util as u; s = u.spec_from_file_location('inferlab_tracing', {tracing.__file__!r}); "
-            )
-            load += "m = sys.modules['inferlab_tracing'] = u.module_from_spec(s); s.loader.exec_module(m)"
-            ours = f"os.environ.get({tracing.TRACE!r}, '').startswith({folder!r})"
-            hook.write_text(f"import os, sys; {ours} and exec({load!r})\n", "utf-8")
+            hook.write_text(tracing.HOOK.format(code=tracing.__file__, variable=tracing.TRACE, folder=folder), "utf-8")
         try:
             yield
         finally:
@@ -294,10 +301,7 @@ def say_seconds(run: Run, choice: Choice) -> None:
             again[family] += test["seconds"] / run.scale
         if test["seconds"] / run.scale > TOO_MUCH and not test["slow"]:
             print(f"{name} took {test['seconds']:.0f} s: over {TOO_MUCH:.0f} s, and not marked slow")
-    print(
-        "CPU seconds:",
-        ", ".join(f"{name} {seconds:.0f}" for name, seconds in sorted(took.items(), key=lambda e: -e[1])),
-    )
+    print("CPU seconds:", ", ".join(f"{name} {took[name]:.0f}" for name in sorted(took, key=lambda name: -took[name])))
     for family, known in before.items():
         if again[family] > known * 1.1 + 1:
             more = again[family] / known - 1
@@ -345,7 +349,7 @@ def whole(choice: Choice, everything: bool) -> int:
     run = Run(choice, records)
     run.all(jobs, *([] if everything else ["-m", "not slow"]))
     if records:
-        _close(choice)
+        _close(choice, everything)
     if everything:
         return say_end(run, "everything")
     new = sum(file not in choice.costs for file in choice.files)
@@ -369,9 +373,9 @@ def _finished(choice: Choice, job: Job) -> bool:
     return bool(there.lines) and there.judge(choice.tree, choice.now)[0].keys() >= {line.unit for line in there.lines}
 
 
-def _close(choice: Choice) -> None:
+def _close(choice: Choice, everything: bool) -> None:
     """What was recorded takes the place of what was known of the same tests."""
-    known, folder = choice.known, choice.root / PROGRESS
+    known, folder = Record() if everything else choice.known, choice.root / PROGRESS
     for found in map(Record.read, sorted(folder.glob("*.*"))):
         for line in found.lines:
             known.add(line, found.files.values())

@@ -30,6 +30,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 CODE = ROOT + ".venv/.traced/"  # compiled modules, and the table
 TABLE = CODE + "table.json"  # path -> number of the module's mark; those of its functions follow in their order
 EACH = 256  # numbers that a module has; further functions share the last
+HOOK = (  # a line of site-packages for every Python of a run that records
+    "import os, sys; os.environ.get({variable!r}, '').startswith({folder!r}) and exec(\"import importlib.util as u; "
+    "s = u.spec_from_file_location('inferlab_tracing', {code!r}); m = u.module_from_spec(s); "
+    'sys.modules[s.name] = m; s.loader.exec_module(m)")\n'
+)
 _SHOWING = ("/traceback.py", "/warnings.py")  # a line of source for a message: nothing depends on it
 _file = -1
 _seen: set[tuple[str, str]] = set()
