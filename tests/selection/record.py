@@ -1,8 +1,8 @@
 """What each test needed when it last passed: tests/record.txt, lines of three kinds, sorted, fields between tabs.
 
     f  id  content  path  rest  functions           a file as some test found it; of Python, hashes of its parts
-    g  id  files                                    a group of files that are needed together, or not at all
-    t  unit  seconds  environment  costly  needs    a unit of tests, and the groups and files it needed, by id
+    g  id  needs                                    what is needed together, or not at all
+    t  unit  seconds  environment  costly  needs    a unit of tests, and the groups and files it needed
 
 A unit is a file of tests, or one test that takes long. `needs` names functions as bits of a hexadecimal number
 (`id:2f`); where it has none, a file was only imported, or read; `id:-1` is the text of a Python source. `costly` are
@@ -29,7 +29,7 @@ from tests.selection.tracing import EACH
 PATH = "tests/record.txt"
 LOOP = 0.0125
 COSTLY, OWN, TOO_MUCH = 0.05, 2.0, 20.0  # seconds: does not always run; has a line of its own; should be `slow`
-SLOW = "slow"  # stands among the costly of a line whose test is marked so
+SLOW = "slow"  # the unit FILE::slow is about all slow tests of a file; it stands among the costly of a slow unit
 ALL = -1  # what changed of a file: every function, or the rest
 TEXT = -1  # what is needed of it: its text, comments and all
 MANY = 800  # files; a test that needs more is taken to need the whole tree
@@ -137,13 +137,13 @@ class Record:
                 self.groups[name] = files.split()
             case ["t", unit, seconds, environment, costly, needs]:
                 tests = (each.split("=") for each in costly.split())
-                words = [each.partition(":") for each in needs.split()]
-                members = {file: 0 for name, _, _ in words for file in self.groups.get(name, [name])}
+                words = [word for name in needs.split() for word in self.groups.get(name, [name])]
+                masks = {name: int(mask or "0", 16) for name, _, mask in sorted(word.partition(":") for word in words)}
                 self.lines.append(
                     Line(
                         unit, float(seconds), environment,
                         {name: float(took) for name, took in tests},
-                        members | {name: int(mask, 16) for name, _, mask in words if mask},
+                        masks,
                     )
                 )  # fmt: skip
 
@@ -154,22 +154,27 @@ class Record:
     def write(self, path: Path) -> None:
         needing: dict[str, list[int]] = {}
         for number, line in enumerate(self.lines):
-            for name in line.needs:
-                needing.setdefault(name, []).append(number)
+            for word in (word for name, mask in line.needs.items() for word in (name, f"{name}:{mask:x}" * bool(mask))):
+                needing.setdefault(word, []).append(number)
+        needing.pop("", None)
         together: dict[tuple[int, ...], list[str]] = {}
-        for name in sorted(needing):
-            together.setdefault(tuple(needing[name]), []).append(name)
-        group = {name: " ".join(names) for names in together.values() if len(names) > 2 for name in names}
-        found = {f"g\t{digest(files)}\t{files}" for files in group.values()}
+        for word in sorted(needing):
+            together.setdefault(tuple(needing[word]), []).append(word)
+        groups = {tuple(numbers): " ".join(words) for numbers, words in together.items()}
+        named = {numbers: digest(words) if " " in words else words for numbers, words in groups.items()}
+        found = {f"g\t{named[numbers]}\t{words}" for numbers, words in groups.items() if " " in words}
         for name in needing.keys() & self.files.keys():
             file = self.files[name]
             found.add("\t".join(("f", name, file.content, file.path, file.rest, "".join(file.functions))))
-        for line in self.lines:
+        needs: list[list[str]] = [[] for _ in self.lines]
+        for numbers, name in named.items():
+            for number in numbers:
+                needs[number].append(name)
+        for line, names in zip(self.lines, needs, strict=True):
             costly = " ".join(f"{name}={took:.2f}" for name, took in sorted(line.costly.items()))
-            words = {digest(group[name]) if name in group else name for name in line.needs}
-            words |= {f"{name}:{mask:x}" for name, mask in line.needs.items() if mask}
-            needs = " ".join(sorted(words))
-            found.add("\t".join(("t", line.unit, f"{line.seconds:.2f}", line.environment, costly, needs)))
+            found.add(
+                "\t".join(("t", line.unit, f"{line.seconds:.2f}", line.environment, costly, " ".join(sorted(names))))
+            )
         path.write_text("".join(f"{text}\n" for text in sorted(found)), "utf-8")
 
     def judge(self, tree: Tree, now: str) -> tuple[dict[str, Line], dict[str, set[str]]]:

@@ -239,35 +239,36 @@ class Run:
 
     def _record(self, job: Job, folder: Path) -> None:
         """What passed gets a line: tests that take long their own, the others of the file one together."""
-        made, shared = Record(), _traced(folder / "shared")
+        made, failed, shared = Record(), set[str](), _traced(folder / "shared")
         traced = {name: _traced(folder / test["trace"]) for name, test in job.tests.items()}
         # What an import runs, it runs once a process, and does so for all tests there.
         shared[1].update(mark for _, marks in traced.values() for mark in marks if mark % tracing.EACH == 0)
-        rest, costly, seconds, good = shared, dict[str, float](), 0.0, True
+        lines = {file: Line(file, 0.0, self.choice.now) for file in job.whole}
+        needs: dict[str, tuple[set[str], set[int]]] = defaultdict(lambda: (set(shared[0]), set(shared[1])))
         for name, test in job.tests.items():
-            took, found = test["seconds"] / self.scale, traced[name]
-            passed = not test["failed"] and (not test["skipped"] or test["skipped"].startswith("Skipped: gpu"))
-            if job.only or test["slow"] or took >= OWN:
-                if passed:
-                    line = Line(name, took, self.choice.now, {SLOW: took} if test["slow"] else {})
-                    self._add(made, line, (shared[0] | found[0], shared[1] | found[1]))
-                continue
-            rest = rest[0] | found[0], rest[1] | found[1]
-            seconds, good = seconds + took, good and passed
-            if took >= COSTLY:
-                costly[record.short_name(name)] = took
-        for file in job.whole if good else ():
-            self._add(made, Line(file, seconds, self.choice.now, costly), rest)
+            took, file = test["seconds"] / self.scale, name.partition("::")[0]
+            own = job.only or (name.startswith(APART) if test["slow"] else took >= OWN)
+            unit = name if own else f"{file}::{SLOW}" if test["slow"] else file
+            if unit == file and file not in job.whole:
+                continue  # only its short tests ran
+            line = lines.setdefault(unit, Line(unit, 0.0, self.choice.now))
+            costly = (
+                {SLOW: 0.0} if test["slow"] else {record.short_name(name): took} if took >= COSTLY and not own else {}
+            )
+            lines[unit] = replace(line, seconds=line.seconds + took, costly=line.costly | costly)
+            for gathered, found in zip(needs[unit], traced[name], strict=True):
+                gathered |= found
+            if test["failed"] or (test["skipped"] and not test["skipped"].startswith("Skipped: gpu")):
+                failed.add(unit)
+        for unit in lines.keys() - failed:
+            masks, files = record.needed(self.choice.tree, *needs[unit])
+            made.add(replace(lines[unit], needs=masks), files)
         path = job.progress(self.choice.root)
         if any(test["failed"] for test in job.tests.values()):
             path = path.with_suffix(".failed")  # what passed counts, but the job is not finished
         path.parent.mkdir(parents=True, exist_ok=True)
         made.write(path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
-
-    def _add(self, made: Record, line: Line, traced: tuple[set[str], set[int]]) -> None:
-        masks, files = record.needed(self.choice.tree, *traced)
-        made.add(replace(line, needs=masks), files)
 
 
 def _traced(path: Path) -> tuple[set[str], set[int]]:
