@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
-_CONTEXT = 8  # tokens of the prompt that the first piece of text may depend on
-_LONGEST = 8  # more tokens than this are not one character
+_CONTEXT = 4  # tokens that the text of the next one may depend on: three of a split character, and one before it
+_BAD = "\ufffd"  # stands for bytes that are no character, or not yet
+
+
+@functools.lru_cache(maxsize=4)  # a server makes a stream for every request
+def special_and_bytes(tokenizer: Tokenizer) -> tuple[set[int], list[int | None], dict[int, int]]:
+    """Special tokens; the tokens <0x00> to <0xFF>; {token: byte} where these stand for bytes, as SentencePiece's do."""
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+    stand_for_bytes = tokenizer.decode([ids[byte] or 0 for byte in _BAD.encode()]) == _BAD
+    return special, ids, {token: byte for byte, token in enumerate(ids) if stand_for_bytes and token is not None}
 
 
 class TextStream:
@@ -22,63 +32,58 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str] = ()):
         self._tokenizer, self._stop = tokenizer, stop
-        self._context: list[int] = []
-        self._split = False  # the context ends inside a character
-        self._pending: list[int] = []  # tokens whose character is not complete
-        self._begin(list(prompt[-_CONTEXT:]), [])
+        self._special, self._ids, self._bytes = special_and_bytes(tokenizer)
+        self._window = [*itertools.islice(filter(self._has_text, reversed(prompt)), _CONTEXT)][::-1]  # the last tokens
+        text = self._decode(self._window)
+        self._after_split = text.endswith(_BAD)  # of the prompt: no output, unless a token completes the character
+        self._shown = len(text) - self._after_split  # characters of the window's text that are prompt, or were shown
         self._held = ""  # decoded, but maybe the start of a stop string
         self.text = ""  # everything given out so far
         self.stopped_by: str | None = None
 
     def push(self, token: int) -> str:
         """New text that is certain after this token; "" if there is none yet."""
-        if self.stopped_by is not None:
+        if self.stopped_by is not None or not self._has_text(token):
             return ""
-        self._pending.append(token)
-        piece = self._stream.step(self._tokenizer, token)
-        if piece is None:
-            return self._stop_waiting() if len(self._pending) > _LONGEST else ""
-        if self._split:  # the stream starts with the whole context, which is not output
-            piece = self._text(self._context, self._pending)
-        self._context, self._pending, self._split = self._pending, [], False
-        return self._give(self._held + piece, final=False)
+        self._window.append(token)
+        text = self._decode(self._window)
+        piece = self._new(text, len(text) - text.endswith(_BAD))
+        if len(self._window) > 2 * _CONTEXT:
+            left = len(text) - self._shown  # at most a split character: the same at the end of a shorter window
+            del self._window[:-_CONTEXT]
+            self._shown = len(self._decode(self._window)) - left
+        return self._give(self._held + piece, final=False) if piece else ""
 
     def finish(self) -> str:
         """What was held back: the output has ended, so it is certain now."""
         if self.stopped_by is not None:
             return ""
-        tail, self._pending = self._text(self._context, self._pending), []
-        return self._give(self._held + tail, final=True)
+        text = self._decode(self._window)
+        return self._give(self._held + self._new(text, len(text)), final=True)
 
-    def _begin(self, context: list[int], pending: list[int]) -> None:
-        """Starts a stream after `context`: a leading space or a split character decodes as it would in running text."""
-        self._stream = DecodeStream(ids=context, skip_special_tokens=self.skips_special)
-        for token in pending:
-            self._stream.step(self._tokenizer, token)
-        self._context, self._pending = context, pending
-        self._split = self._decode(context).endswith("\ufffd")
+    def _new(self, text: str, end: int) -> str:
+        """What of the window's text, up to `end`, was not shown."""
+        piece, self._shown = text[self._shown : end], max(self._shown, end)
+        if piece and self._after_split:
+            piece, self._after_split = piece.removeprefix(_BAD), False
+        return piece
 
-    def _stop_waiting(self) -> str:
-        """So many tokens are not one character: they are no UTF-8, or no text at all. All but the last are certain.
-
-        Waiting on would decode all of them again at every token.
-        """
-        whole, last = self._text(self._context, self._pending), len(self._pending) - 3
-        for cut in range(last, last - 4, -1):  # one of four neighbours is not inside a character
-            head, tail = self._pending[:cut], self._pending[cut:]
-            piece = self._text(self._context, head)
-            if piece + self._text(head, tail) == whole:
-                break
-        self._begin((self._context + head)[-_CONTEXT:] if piece else self._context, tail)
-        return self._give(self._held + piece, final=False)
-
-    def _text(self, context: list[int], tokens: list[int]) -> str:
-        """What `tokens` add to the text of `context`."""
-        before, after = self._decode(context), self._decode(context + tokens)
-        same = next((i for i, (b, a) in enumerate(zip(before, after, strict=False)) if b != a), len(before))
-        return after[same:]
+    def _has_text(self, token: int) -> bool:
+        """Models may have more tokens than their tokenizer."""
+        return not (self.skips_special and token in self._special) and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, tokens: list[int]) -> str:
+        """By which more tokens change nothing before them but a split character. tokenizers alone makes U+FFFD of every
+        byte of a run that is not UTF-8, also of its whole characters: so bytes of none become those of U+FFFD first."""
+        if self._bytes and not self._bytes.keys().isdisjoint(tokens):
+            found: list[int | None] = []
+            for are_bytes, run in itertools.groupby(tokens, self._bytes.__contains__):
+                if are_bytes:
+                    text = bytes(map(self._bytes.__getitem__, run)).decode("utf-8", "replace")
+                    found += [self._ids[byte] for byte in text.encode()]
+                else:
+                    found += run
+            tokens = [token for token in found if token is not None]
         return self._tokenizer.decode(tokens, skip_special_tokens=self.skips_special)
 
     def _give(self, text: str, final: bool) -> str:
@@ -96,10 +101,5 @@ class TextStream:
 
     def _possible_stop(self, text: str) -> int:
         """Length of the longest end of the text that a stop string begins with."""
-        longest = 0
-        for stop in self._stop:
-            for n in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:n]):
-                    longest = n
-                    break
-        return longest
+        ends = ((stop, n) for stop in self._stop for n in range(1, min(len(stop), len(text) + 1)))
+        return max((n for stop, n in ends if text.endswith(stop[:n])), default=0)
