@@ -44,6 +44,7 @@ from reference_impl.assembly.outputs import (
     RequestOutput,
     completion,
     cut_by,
+    logprob_dicts,
     stop_reason,
 )
 from reference_impl.assembly.parts import Parts
@@ -248,7 +249,11 @@ class LLM(core_llm.LLM, ChatEncoder):
         return first
 
     def follow(self, request: Request) -> Generation:
-        self._live[request.id] = generation = Generation(self, request)
+        try:
+            self._live[request.id] = generation = Generation(self, request)
+        except BaseException:  # the prompt's tokens have no text: nothing would ever leave the request
+            self.engine.abort(request.id)
+            raise
         return generation
 
     def step(self) -> StepResult:
@@ -267,7 +272,11 @@ class LLM(core_llm.LLM, ChatEncoder):
 
 
 class Generation(core_llm.Generation):
-    """One request with its text. others: with n > 1, the other samples of the same prompt."""
+    """One request with its text. others: with n > 1, the other samples of the same prompt.
+
+    What fails while its tokens become text, log-probabilities or calls ends it with finish_reason "error", and no other
+    request: `Request.error` says why.
+    """
 
     engine: Engine
 
@@ -289,16 +298,35 @@ class Generation(core_llm.Generation):
         ended = self.request.finish_reason == "stop" and self.request.sampling.include_stop_str_in_output
         if ended and isinstance(self.text, AskedTextStream):
             self.text.last = tokens[-1]
-        super().push(tokens)
+        try:
+            super().push(tokens)
+        except Exception as error:
+            self.fail(error)
 
     def take_back(self, num_tokens: int) -> None:
         super().take_back(num_tokens)
         self.engine.trace.amend(self.request.id, "stop", len(self.request.output_tokens))
 
+    def fail(self, why: Exception) -> None:
+        """Ends it with an error, also if it had ended."""
+        r = self.request
+        r.error = f"request {r.id!r}: its output cannot be given: {type(why).__name__}: {why}"
+        logger.error("%s", r.error, exc_info=why)
+        if r.id in self.engine.requests:
+            self.engine.abort(r.id, "error")
+        else:
+            r.finish_reason = "error"
+            self.engine.trace.amend(r.id, "error", len(r.output_tokens))
+
     def output(self) -> RequestOutput:
-        r, plain = self.request, super().output()
-        others = tuple(other.output() for other in self.others)
-        own = completion(r.sample_index, r, plain, self.stop_reason, self.llm)
+        r = self.request
+        try:
+            dicts = logprob_dicts(r.logprobs, self.llm) if r.sampling.logprobs is not None else None
+        except Exception as error:
+            self.fail(error)
+            dicts = None
+        plain, others = super().output(), tuple(other.output() for other in self.others)
+        own = completion(r.sample_index, plain, dicts, self.stop_reason)
         return RequestOutput(
             **{field.name: getattr(plain, field.name) for field in fields(plain)},
             metrics=self.engine.trace.metrics(r.id),
@@ -347,7 +375,11 @@ def _with_all_calls(output: RequestOutput, parser: str) -> RequestOutput:
 
 
 def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:
-    text, calls = parse(output.text, PARSERS[parser]())
+    try:
+        text, calls = parse(output.text, PARSERS[parser]())
+    except Exception as error:  # of this answer alone
+        logger.exception("calls of tools in request %r", output.request_id)
+        return replace(output, finish_reason="error", error=f"its calls of tools: {type(error).__name__}: {error}")
     if not calls:
         return output
     reason = "tool_calls" if output.finish_reason == "stop" else output.finish_reason

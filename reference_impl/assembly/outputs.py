@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reference_impl.annexes.chat.tool_calls import ToolCall
+from reference_impl.annexes.texts.tokens import token_text
 from reference_impl.core import llm as core_llm
 from reference_impl.interfaces import Request, TokenLogprobs
 from reference_impl.observe.metrics import RequestMetrics
@@ -18,7 +19,7 @@ Cut = Literal["max_tokens", "max_model_len", "kv_cache"]
 @dataclass(frozen=True)
 class Logprob:
     """Of one token in one place. rank: 1 is the likeliest; None where it is not among those reported.
-    decoded_token: its text alone, None without a tokenizer."""
+    decoded_token: what it is within a text, as " true" of SentencePiece's ▁true; None without a tokenizer."""
 
     logprob: float
     rank: int | None = None
@@ -117,8 +118,10 @@ def stop_reason(request: Request, stopped_by: str | None) -> str | int | None:
 def logprob_dicts(reports: Sequence[TokenLogprobs], texts: core_llm.LLM) -> list[dict[int, Logprob]]:
     """In vLLM's shape. texts: whose tokenizer says what a token is."""
 
+    tokens = None if texts.tokenizer is None else token_text(texts.tokenizer)
+
     def text(token: int) -> str | None:
-        return None if texts.tokenizer is None else texts.tokenizer.decode([token], skip_special_tokens=False)
+        return None if tokens is None else tokens.readable(token)
 
     found = []
     for report in reports:
@@ -127,12 +130,12 @@ def logprob_dicts(reports: Sequence[TokenLogprobs], texts: core_llm.LLM) -> list
     return found
 
 
-def completion(index: int, request: Request, plain: core_llm.RequestOutput, stopped: str | int | None,
-               texts: core_llm.LLM) -> CompletionOutput:  # fmt: skip
-    """One sample in vLLM's shape."""
-    asked = request.sampling.logprobs is not None
+def completion(
+    index: int, plain: core_llm.RequestOutput, logprobs: list[dict[int, Logprob]] | None, stopped: str | int | None
+) -> CompletionOutput:
+    """One sample in vLLM's shape. logprobs: see `logprob_dicts`; None where none were asked for."""
+    total = None if logprobs is None else math.fsum(report.logprob for report in plain.logprobs)
     return CompletionOutput(
         index=index, text=plain.text, token_ids=plain.token_ids, finish_reason=plain.finish_reason, stop_reason=stopped,
-        cumulative_logprob=math.fsum(report.logprob for report in plain.logprobs) if asked else None,
-        logprobs=logprob_dicts(plain.logprobs, texts) if asked else None,
+        cumulative_logprob=total, logprobs=logprobs,
     )  # fmt: skip

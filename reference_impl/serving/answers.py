@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
-from tokenizers import Tokenizer
 
 from reference_impl.annexes.chat.tool_calls import PARSERS, ToolCall, ToolCallParser
+from reference_impl.annexes.texts.tokens import TextPlaces, TokenText
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.runner import Piece, Stream, Usage
 
@@ -103,7 +102,10 @@ class Shape(ABC):
             ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(top, 1)}
             both = {report.token: (report.logprob, None)} | ranked
             found.append(
-                {t: {"logprob": p, "rank": rank, "decoded_token": self.tokens.text(t)} for t, (p, rank) in both.items()}
+                {
+                    t: {"logprob": p, "rank": rank, "decoded_token": self.tokens.readable(t)}
+                    for t, (p, rank) in both.items()
+                }
             )
         return found
 
@@ -182,6 +184,7 @@ class CompletionShape(Shape):
 
     echo: Sequence[str] | None = None
     only_echo: bool = False
+    skips_special: bool = True  # as of SamplingParams.skip_special_tokens
     _begun: set[int] = field(default_factory=set)  # choices whose prompt was told
     _text_places: dict[int, TextPlaces] = field(default_factory=dict)  # per choice
 
@@ -209,23 +212,33 @@ class CompletionShape(Shape):
         """Four lists, one entry per token; echoes: those of the prompt, too, the first of which has no probability."""
         if self.logprobs is None:
             return None
-        first = [self.tokens.text(self.prompt_of(piece)[0])] if echoes else []
+        prompt = self.prompt_of(piece) if echoes else ()
         reports = [*(piece.prompt_logprobs or () if echoes else ()), *piece.logprobs]
-        texts = [*first, *(self.tokens.text(report.token) for report in reports)]
-        tokens = [*([self.prompt_of(piece)[0]] if echoes else []), *(report.token for report in reports)]
+        tokens = [*prompt[:1], *(report.token for report in reports)]
+        before = self._places_in_prompt(piece)
+        places = self._text_places[piece.index].of(tokens[len(prompt) :])
         return {
-            "tokens": texts,
-            "token_logprobs": [*(None for _ in first), *(report.logprob for report in reports)],
-            "top_logprobs": [*(None for _ in first), *map(self._top, reports)],
-            "text_offset": self._places(piece.index).of(tokens),
+            "tokens": [self.tokens.text(token) for token in tokens],
+            "token_logprobs": [*(None for _ in prompt[:1]), *(report.logprob for report in reports)],
+            "top_logprobs": [*(None for _ in prompt[:1]), *map(self._top, reports)],
+            "text_offset": [*(before if echoes else ()), *places],
         }
 
-    def _places(self, choice: int) -> TextPlaces:
-        return self._text_places.setdefault(choice, TextPlaces(self.tokens))
+    def _places_in_prompt(self, piece: Piece) -> list[int]:
+        """Where the first piece of a choice is told; none later."""
+        if piece.index in self._text_places:
+            return []
+        places = self._text_places[piece.index] = TextPlaces(self.tokens, self.skips_special)
+        if self.echo is None:
+            return places.of_prompt(self.prompt_of(piece)[-4:])  # more are no character that goes on
+        return places.of_prompt(self.prompt_of(piece), self.echo[piece.index // self.num_samples])
 
     def _top(self, report: TokenLogprobs) -> dict[str, float]:
-        top = report.top[: self.logprobs]
-        return {self.tokens.text(token): logprob for token, logprob in [*top, (report.token, report.logprob)]}
+        """Where two tokens have one text, the value of the likelier, however many are asked for."""
+        found: dict[str, float] = {}
+        for token, logprob in [*report.top[: self.logprobs], (report.token, report.logprob)]:
+            found.setdefault(self.tokens.text(token), logprob)
+        return found
 
 
 @dataclass
@@ -303,52 +316,3 @@ class ChatShape(Shape):
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self.tokens.text(token), "logprob": logprob, "bytes": list(self.tokens.bytes(token))}
-
-
-class TokenText:
-    """The text of a single token. A token may be a part of a character: its text shows the bytes as \\xNN."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._byte_of = _bytes_of_characters()
-
-    def bytes(self, token: int) -> bytes:
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        if "\ufffd" not in text:
-            return text.encode()
-        name = self._tokenizer.id_to_token(token) or ""
-        if all(character in self._byte_of for character in name):  # a byte-level vocabulary
-            return bytes(self._byte_of[character] for character in name)
-        if len(name) == 6 and name.startswith("<0x"):  # SentencePiece with byte fallback
-            return bytes([int(name[3:5], 16)])
-        return text.encode()
-
-    def text(self, token: int) -> str:
-        raw = self.bytes(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-class TextPlaces:
-    """Where tokens begin in a text, in characters. One that goes on within a character has its place."""
-
-    def __init__(self, tokens: TokenText):
-        self._tokens, self._begun = tokens, 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """Of the next ones."""
-        places = []
-        for token in tokens:
-            places.append(self._begun)
-            self._begun += len(self._decoder.decode(self._tokens.bytes(token)))
-        return places
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, the others for U+0100 and on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -3,8 +3,8 @@
 400 bad JSON or a wrong field, with its place; the engine refuses the prompt (with the numbers), or the chat template
 does (with its line) · 401 API key · 404 no such model, request or place · 408, 413, 415 the body comes too slowly, is
 too long, is not JSON · 421 the name of another host · 429 too many unfinished requests, with Retry-After · 500 for this
-request the model gave numbers that are not finite · 503 the engine restarts, with Retry-After; it has failed, or shuts
-down.
+request the model gave numbers that are not finite, or its output could not be made text · 503 the engine restarts, with
+Retry-After; it has failed, or shuts down.
 
 With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
 without the data that it fetches, do not.
@@ -30,9 +30,10 @@ from fastapi.security import HTTPBearer
 
 from reference_impl.annexes.chat.messages import MessageError
 from reference_impl.annexes.chat.tool_calls import check_parser
+from reference_impl.annexes.texts.tokens import TokenText
 from reference_impl.interfaces import SamplingParams
 from reference_impl.serving import answers
-from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
+from reference_impl.serving.answers import ChatShape, CompletionShape, Shape
 from reference_impl.serving.chat import chat_arguments, parser_for
 from reference_impl.serving.connection import Answer, BodyLimit, is_addressed_to
 from reference_impl.serving.description import describe_for
@@ -159,7 +160,7 @@ class _Server:
             self.config.model_name, "text_completion", "text_completion", "cmpl", self.tokens, body.logprobs,
             body.include_usage, body.continuous_usage, body.prompt_logprobs, prompts, body.n,
             echo=await asyncio.to_thread(self._texts, body.prompts) if body.echo else None,
-            only_echo=not body.max_tokens, acceptance=self.engine.acceptance,
+            only_echo=not body.max_tokens, skips_special=body.skip_special_tokens, acceptance=self.engine.acceptance,
         )  # fmt: skip
         wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
         scores = max((k for k in wanted if k is not None), default=None)

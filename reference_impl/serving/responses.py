@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -13,6 +14,7 @@ from reference_impl.serving.connection import EVENTS, send_json
 from reference_impl.serving.refusals import Refused
 from reference_impl.serving.runner import Failed, Restarting, Stream, Unavailable
 
+logger = logging.getLogger("inferlab.serving")
 RESTART_SECONDS = 5
 
 
@@ -39,10 +41,20 @@ def as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, A
                 await write(shape.events(pieces))
         except Unavailable as reason:
             await write(answers.event(answers.error(str(reason), "server_error")), more=False)
+        except OSError:  # the client has gone
+            raise
+        except Exception as error:
+            await write(answers.event(_not_written(error)), more=False)
         else:
             await write(shape.end_events(stream.usage), more=False)
 
     return respond
+
+
+def _not_written(error: Exception) -> dict[str, Any]:
+    """What the client is told when its answer cannot be written, which is no other's concern."""
+    logger.error("an answer cannot be written", exc_info=error)
+    return answers.error(f"the answer cannot be written: {type(error).__name__}: {error}", "server_error")
 
 
 def as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Send], Coroutine[Any, Any, None]]:
@@ -52,6 +64,8 @@ def as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Send
         except Unavailable as error:
             status, retry = 500 if isinstance(error, Failed) else 503, retry_header(isinstance(error, Restarting))
             await send_json(send, answers.error(str(error), "server_error"), status, retry)
+        except Exception as error:
+            await send_json(send, _not_written(error), 500)
         else:
             await send_json(send, content)
 

@@ -137,6 +137,9 @@ class Worker:
                     self._samples[sample.request.id] = _Sample(sample, first, number, p * sampling.n + s)
         except ValueError as error:
             return str(error)
+        except Exception as error:  # of this request alone, as a tokenizer that cannot say its prompt's last characters
+            logger.exception("request %s cannot be started", request_id)
+            return f"the request cannot be started: {type(error).__name__}: {error}"
         return None
 
     def _leave(self, number: int) -> None:

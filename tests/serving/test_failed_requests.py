@@ -1,4 +1,5 @@
-"""A request whose logits are not finite is answered with an error that names the layer; the server goes on."""
+"""A request whose logits are not finite, or whose output cannot be given, is answered with an error that says why; the
+server goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ from typing import Any
 
 import openai
 import pytest
+
+from reference_impl.annexes.texts.tokens import TokenText
+from tests.picky import Picky
 
 pytestmark = pytest.mark.filterwarnings("ignore:request.*not all finite:RuntimeWarning")
 PROMPT = "def fibonacci(n):\n"
@@ -47,4 +51,46 @@ def test_one_of_two_prompts_fails_their_request_and_no_other(serve, until) -> No
     with pytest.raises(openai.InternalServerError, match="in the embedding"):
         client.completions.create(prompt=[PROMPT, "import"], **asked)
     assert client.completions.create(prompt=PROMPT, **asked).choices[0].text == good
+    until(server.is_idle, "nothing runs")
+
+
+def test_an_answer_whose_text_fails_is_an_error_and_its_neighbours_are_served(serve, until) -> None:
+    server = serve()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "course", "max_tokens": 6, "temperature": 0}
+    tokens = server.llm.encode(client.completions.create(prompt=PROMPT, **asked).choices[0].text)
+    before = client.completions.create(prompt="The for", **asked).choices[0].text
+    kept, server.llm.tokenizer = server.llm.tokenizer, Picky(server.llm.tokenizer, tokens[3])
+    try:
+        with client.completions.create(prompt="The for", **asked | {"max_tokens": 60}, stream=True) as neighbour:
+            told = next(iter(neighbour)).choices[0].text
+            with pytest.raises(openai.InternalServerError, match="no such token") as whole:
+                client.completions.create(prompt=PROMPT, **asked)
+            assert whole.value.status_code == 500
+            with pytest.raises(openai.APIError, match="no such token"):
+                list(client.completions.create(prompt=PROMPT, **asked, stream=True))
+            with pytest.raises(openai.APIError, match="no such token"):  # the prompt's own text
+                client.completions.create(prompt=tokens[3:4], **asked)
+            told += "".join(event.choices[0].text for event in neighbour)
+        assert told.startswith(before)
+    finally:
+        server.llm.tokenizer = kept
+    assert client.completions.create(prompt="The for", **asked).choices[0].text == before
+    until(server.is_idle, "nothing runs")
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(server, until, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "course", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+
+    def fails(self: TokenText, token: int) -> str:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenText, "text", fails)
+        with pytest.raises(openai.InternalServerError, match="a bug"):
+            client.completions.create(**asked, logprobs=1)
+        with pytest.raises(openai.APIError, match="a bug"):
+            list(client.completions.create(**asked, logprobs=1, stream=True))
+        assert client.completions.create(**asked).choices[0].text
     until(server.is_idle, "nothing runs")

@@ -1,0 +1,118 @@
+"""What a token is called in answers, its bytes, and where it begins: with tokenizers of several shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from reference_impl.annexes.texts.tokens import TokenText
+from reference_impl.assembly.outputs import logprob_dicts
+from reference_impl.core.detokenizer import TextStream
+from reference_impl.interfaces import TokenLogprobs
+from reference_impl.serving.answers import ChatShape, CompletionShape
+from reference_impl.serving.runner import Piece
+from tests.tokenizer_shapes import SHAPES, TEXTS, tokenizer
+
+
+def report(token: int, top: Any = ()) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.0, tuple(top))
+
+
+def shape(tokens: TokenText, prompt: list[int], logprobs: int = 0, **fields: Any) -> CompletionShape:
+    return CompletionShape(
+        "m", "text_completion", "text_completion", "cmpl", tokens, logprobs, prompts=[prompt], **fields
+    )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_tokens_bytes_are_those_of_their_text(name: str) -> None:
+    made = tokenizer(name)
+    tokens = TokenText(made)
+    for text in TEXTS:
+        hello, ids = made.encode("hello").ids, made.encode(text).ids
+        behind = made.decode([*hello, *ids]).removeprefix(made.decode(hello))
+        assert b"".join(map(tokens.bytes, ids)).decode() == behind
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_are_where_tokens_begin_in_the_answers_text(name: str, echo: bool) -> None:
+    made = tokenizer(name)
+    tokens, end = TokenText(made), made.token_to_id("<|end|>")
+    for text in TEXTS:
+        ids = made.encode(f"hello {text}").ids
+        for cut in range(1, len(ids)):
+            stream = TextStream(made, ids[:cut])
+            answer = [end, *ids[cut:], end]
+            given = [stream.push(token) for token in answer]
+            given[-1] += stream.finish()
+            before = made.decode(ids[:cut])
+            if "\ufffd" in before:
+                continue
+            shown = shape(tokens, ids[:cut], echo=[before] if echo else None)
+            pieces = [Piece(0, part, [token], [report(token)]) for part, token in zip(given, answer, strict=True)]
+            if echo:
+                pieces[0].prompt_logprobs = [report(token) for token in ids[1:cut]]
+            told = [shown.delta(piece) for piece in pieces]
+            whole = "".join(one["text"] for one in told)
+            names = [token for one in told for token in one["logprobs"]["tokens"]]
+            places = [place for one in told for place in one["logprobs"]["text_offset"]]
+            all_ids = [*(ids[:cut] if echo else []), *answer]
+            assert len(places) == len(names) == len(all_ids)
+            assert places[-1] == len(whole)
+            for at, token in enumerate(all_ids):
+                if token != end and (at or not echo):
+                    raw = tokens.bytes(token)
+                    assert whole[places[at] :].encode().startswith(raw) or not _is_text(raw), (whole, names, places)
+
+
+def _is_text(raw: bytes) -> bool:
+    return raw.decode("utf-8", "ignore").encode() == raw
+
+
+def test_a_word_with_its_space_and_one_without_are_two_entries() -> None:
+    vocabulary = {"<unk>": 0, "▁a": 1, "a": 2, "▁true": 3, "true": 4, "<0x61>": 5, "x": 6}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.decoder = decoders.Metaspace()
+    tokens = TokenText(made)
+    assert [tokens.text(token) for token in (1, 2, 3, 4)] == [" a", "a", " true", "true"]
+    top = [(1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)]
+    for asked in range(1, 5):
+        told = shape(tokens, [6], asked).delta(Piece(0, "a", [2], [TokenLogprobs(2, -2.0, tuple(top))]))
+        [found] = told["logprobs"]["top_logprobs"]
+        assert found == {tokens.text(token): value for token, value in {*top[:asked], (2, -2.0)}}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_two_tokens_have_one_text(name: str) -> None:
+    """Also where one is a byte and the other a letter, and for ids that the tokenizer does not have."""
+    made = tokenizer(name)
+    tokens, size = TokenText(made), made.get_vocab_size() + 3
+    assert len({tokens.text(token) for token in range(size)}) == size
+
+
+def test_bytes_of_a_chats_tokens() -> None:
+    made = tokenizer("byte fallback")
+    chat = ChatShape("m", "chat.completion", "chat.completion.chunk", "chatcmpl", TokenText(made), 1)
+    ids = [made.token_to_id(name) for name in ("<0xF0>", "<0x0A>", "▁h", "<|end|>")]
+    entries = chat.delta(Piece(0, "", ids, [report(token, [(token, -1.0)]) for token in ids]))["logprobs"]["content"]
+    assert [entry["bytes"] for entry in entries] == [[240], [10], [32, 104], list(b"<|end|>")]
+    assert [entry["token"] for entry in entries] == ["bytes:\\xf0", "\n", " h", "<|end|>"]
+    assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in entries)
+
+
+def test_a_decoded_token_is_what_it_is_within_a_text() -> None:
+    class Texts:
+        tokenizer = tokenizer("byte fallback")
+
+    ids = [Texts.tokenizer.token_to_id(name) for name in ("▁h", "lo", "<0xF0>")]
+    dicts: Any = logprob_dicts([report(token) for token in ids], Texts)  # type: ignore[arg-type]
+    assert [found[token].decoded_token for found, token in zip(dicts, ids, strict=True)] == [" h", "lo", "\ufffd"]
+    shown = shape(TokenText(Texts.tokenizer), ids, prompt_logprobs=0)
+    told = shown.prompt_report(Piece(0, prompt_logprobs=[report(token) for token in ids[1:]]))
+    assert told[0] is None
+    assert [entry[token]["decoded_token"] for entry, token in zip(told[1:], ids[1:], strict=True)] == ["lo", "\ufffd"]
+    assert math.isclose(told[1][ids[1]]["logprob"], -1.0)
