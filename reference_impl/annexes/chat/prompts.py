@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from reference_impl.annexes.chat.messages import MessageError, as_messages, plain
 from reference_impl.annexes.chat.templates import ChatTemplates
+from reference_impl.annexes.chat.tokenizer_files import complete
 from reference_impl.core.prompts import PromptEncoder
 
 _OWN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
@@ -29,6 +30,8 @@ class ChatEncoder(PromptEncoder):
 
     def __init__(self, folder: Path | None):
         super().__init__(folder)
+        if folder is not None and self.tokenizer is not None:
+            complete(self.tokenizer, folder)
         self.templates = ChatTemplates(folder)
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:

@@ -21,8 +21,8 @@ class ChatTemplates:
         self._places: dict[str, str] = {}
         if folder is None:
             return
-        config = _read_config(folder / CONFIG)
-        self.special_tokens = _special_tokens(config)
+        config = read_config(folder / CONFIG)
+        self.special_tokens = special_tokens(config)
         for name, template in _in_config(config, folder / CONFIG).items():
             self.named[name], self._places[name] = template, CONFIG
         files = {"default": folder / FILE} if (folder / FILE).is_file() else {}
@@ -87,7 +87,7 @@ def _read_text(file: Path) -> str:
         ) from None
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     again = "take the file from the model's publisher again"
@@ -100,7 +100,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """ "bos_token" and the like; a token is a text, or an object with its text as content."""
     further = config.get("extra_special_tokens")
     named = {name: token for name, token in config.items() if name.endswith("_token")}
