@@ -6,8 +6,12 @@ embedding and dtype are read, those of `transformers` 4 and 5; a field that is l
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from tokenizers import Tokenizer
 
 from reference_impl.core.model_config import ExpertsConfig, ModelConfig
 from reference_impl.models.config_reader import ConfigError, Reader
@@ -21,7 +25,8 @@ MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
 
 def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
-    """Reads `config.json` (and `generation_config.json` for the end tokens) of a Hugging Face folder.
+    """Reads `config.json` of a Hugging Face folder; for the end tokens also `generation_config.json`, and as vLLM does
+    the tokenizer's own eos_token, which ends an answer beside those, or where these files say null.
 
     quantized: whether it may say quantization_config, since the weights will be read by a LinearMethod made for them.
     """
@@ -37,7 +42,36 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
         raw.pop("quantization_config", None)
     generation = folder / "generation_config.json"
     extra = read_object(generation, ConfigError, MOST_BYTES) if generation.is_file() else {}
-    return parse_model_config(raw, extra, where=str(path))
+    config = parse_model_config(raw, extra, where=str(path))
+    ends = dict.fromkeys((*config.eos_token_ids, *_ends_of_tokenizer(folder)))
+    return replace(config, eos_token_ids=tuple(ends))
+
+
+def _ends_of_tokenizer(folder: Path) -> list[int]:
+    """The id of tokenizer_config.json's eos_token; none where a file is missing or broken, which who loads the
+    tokenizer says."""
+    file, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    try:
+        said = read_object(file, ConfigError, MOST_BYTES)
+    except (OSError, ConfigError):
+        return []
+    end, added = said.get("eos_token"), said.get("added_tokens_decoder")
+    end = end.get("content") if isinstance(end, dict) else end
+    for number, token in added.items() if isinstance(added, dict) else ():
+        if isinstance(token, dict) and token.get("content") == end and number.isdecimal():
+            return [int(number)]
+    if not isinstance(end, str) or not own.is_file():
+        return []
+    found = _id_of(end, own, own.stat().st_mtime_ns)
+    return [] if found is None else [found]
+
+
+@functools.lru_cache(maxsize=8)  # a large file takes half a second, and a config is read more than once
+def _id_of(token: str, file: Path, _changed: int) -> int | None:
+    try:
+        return Tokenizer.from_file(str(file)).token_to_id(token)
+    except Exception:  # tokenizers raises nothing narrower
+        return None
 
 
 def parse_model_config(

@@ -27,6 +27,18 @@ _PATTERNS = {
     "smollm": (r"\p{N}", _GPT2),
 }
 _LONGEST = 4096  # characters of a token, which may be cut at each of them
+# Texts of tokens that end an answer, by which llama.cpp finds them (llama-vocab.cpp, special_eog_ids): a file names one
+# as eos_token_id, and its template ends turns with another. The last row stands between files of code.
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+    "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
+# Where all of the first are there, the second ends no turn.
+_NO_ENDS = (
+    ({"<|return|>", "<|call|>"}, "<|end|>"), ({"<|calls|>", "<|flush|>"}, "<|end|>"), ({"<|tool_response>"}, "</s>"),
+)  # fmt: skip
 _CONTROL, _USER = 3, 4  # types of tokens: one that is never written as text, and one that is never cut
 
 
@@ -55,9 +67,12 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 def _whole(text: str, where: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_str(text)
+        made = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing narrower
         raise ConfigError(f"{where}: not a tokenizer of Hugging Face's tokenizers ({error})") from None
+    made.no_truncation()  # which it may have been saved with, and which is not meant for prompts
+    made.no_padding()
+    return made
 
 
 def _list(file: GgufFile, name: str, kind: type, length: int | None = None) -> list[Any]:
@@ -129,12 +144,28 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
     return made
 
 
+def ends_by_text(file: GgufFile) -> dict[str, int]:
+    """The tokens of the file that end an answer whatever else it says, with their ids."""
+    tokens, whole = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.huggingface.json")
+    if isinstance(tokens, list):
+        places = {token: at for at, token in enumerate(tokens) if isinstance(token, str) and token in _ENDS}
+    elif isinstance(whole, str):
+        made = _whole(whole, file.path)
+        places = {text: token for text in _ENDS if (token := made.token_to_id(text)) is not None}
+    else:
+        return {}
+    others = {text for all_of, text in _NO_ENDS if all_of <= places.keys()}
+    return {text: token for text, token in places.items() if text not in others}
+
+
 def _add_special(made: Tokenizer, file: GgufFile) -> None:
     tokens = _tokens(file)
     types = _list(file, "token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in file.metadata else []
     for kind, add in ((_CONTROL, made.add_special_tokens), (_USER, made.add_tokens)):
         named = [token for token, own in zip(tokens, types, strict=False) if own == kind]
         add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in named])
+    # What ends an answer is no text of it, whatever its type.
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ends_by_text(file)])
     first = file.metadata.get("tokenizer.ggml.bos_token_id")
     added = file.metadata.get("tokenizer.ggml.add_bos_token", file.metadata.get("tokenizer.ggml.model") == "llama")
     if added and type(first) is int and 0 <= first < len(tokens):

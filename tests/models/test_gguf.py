@@ -264,7 +264,7 @@ def test_the_course_model_writes_the_same_text_from_gguf(tmp_path: Path) -> None
     expected = LLM(folder, dtype="float32", device="cpu", num_blocks=16).generate(prompt, sampling)[0]
     assert found.generate(prompt, sampling)[0].text == expected.text
     assert found.chat_text([{"role": "user", "content": "Hello"}]) == "Hello"
-    assert gguf_config(GgufFile(tmp_path / "course.gguf")).eos_token_ids == (2,)
+    assert gguf_config(GgufFile(tmp_path / "course.gguf")).eos_token_ids == (2, 0)  # <|endoftext|> by its text
 
 
 def tokenizer_file(tmp_path: Path, **fields: Any) -> GgufFile:
