@@ -79,6 +79,8 @@ class EngineConfig:
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
     model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
+    step_seconds: of a worker in a process of its own: a step that is not answered after so many seconds is an error,
+    and the worker is ended.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
 
@@ -106,6 +108,7 @@ class EngineConfig:
     kv_dtype: str = "auto"
     overlap: Literal["auto", "on", "off"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
+    step_seconds: int = 300
     dependent_launches: Literal["on", "off"] = "off"
     batch_invariant: bool = False
 

@@ -90,7 +90,8 @@ def split_engine(
             f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
             "which gives Parts(proposer=...) or Parts(draft_model=...)"
         )
-    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts, quantization))
+    make = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
+    worker = WorkerProcess(make, step_seconds=config.step_seconds)
     worker.follows_options = True
     try:
         planned = _as_there(config, worker.facts)

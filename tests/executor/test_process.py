@@ -7,7 +7,10 @@ import importlib
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import Pipe
@@ -122,6 +125,56 @@ def test_a_killed_worker_is_named_and_its_requests_go_on_with_a_new_one(expected
     while again.has_work():
         again.step()
     assert rest.tokens == expected[1].tokens
+
+
+def test_a_stopped_worker_is_an_error_in_time_and_is_ended() -> None:
+    engine = split_engine(FOLDER, CONFIG)  # no fork: what stands for one would be stopped in its place
+    try:
+        engine.add(*ASKED[0], "r0")
+        engine.step()
+        os.kill(engine.executor.pid, signal.SIGSTOP)
+        engine.executor.step_seconds = 0.5  # from here on nothing is answered, however fast the machine
+        late = r"worker 0 \(process \d+\) had not answered step \d+ after 0.5 s, and was ended"
+        with pytest.raises(WorkerError, match=late):
+            step_on(engine)
+        assert engine.executor._process.poll() is not None
+    finally:
+        engine.close()
+
+
+PLANNER = """
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+from reference_impl.annexes.process.worker import WorkerProcess
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.split import load_worker
+
+make = partial(load_worker, Path(sys.argv[1]), "float32", "cpu", EngineConfig(num_blocks=14, block_size=8))
+worker = WorkerProcess(make)
+os.kill(worker.pid, signal.SIGSTOP)
+print(worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stopped_worker_ends_with_its_planner_that_was_killed() -> None:
+    command = [sys.executable, "-P", "-c", PLANNER, str(FOLDER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as planner:
+        worker = int(planner.stdout.readline())
+        planner.kill()
+    end = time.monotonic() + 600
+    while is_there(worker):
+        assert time.monotonic() < end, "it is still there"
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    """Whether this process has not ended; where there is no parent that waits for it, it may stay as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -2,7 +2,8 @@
 
 The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
 they compare what must be the same in both (`Facts`). A worker that fails, or whose process ends, is an error that
-names the step and the rank; when a planner's process ends, its worker's ends too.
+names the step and the rank, and so is one that does not answer a step in time; when a planner's process ends, its
+worker's ends too, even if it is stopped.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ class WorkerProcess:
     """An executor whose work is done elsewhere. `make()`, run there, gives the executor that does it and its `Facts`;
     it is pickled, so it is a function of a module, or a partial of one.
 
-    rank: which of several workers it is. ValueError where `make` raises ValueError or OSError, with their words;
+    rank: which of several workers it is. step_seconds: how long a step may take; None: as long as it likes. ValueError
+    where `make` raises ValueError or OSError, with their words;
     WorkerError for what else it raises, or where the process ends before it is ready.
     """
 
     follows_options = False  # whether `make` has the options of the engine that plans
 
-    def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
-        self.rank = rank
+    def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
+        self.rank, self.step_seconds = rank, step_seconds
         self._waits = False  # whether the step that was sent last waits for its masks
         self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
         self._process, mine = start_beside(__name__, str(rank))
@@ -150,6 +152,8 @@ class WorkerProcess:
 
     def _message(self, step_id: int | None) -> tuple[str, Any]:
         try:
+            if step_id is not None and not self._connection.poll(self.step_seconds):
+                raise self._late(step_id)
             what, content = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._gone(step_id) from None
@@ -159,6 +163,17 @@ class WorkerProcess:
             where = "before it was ready" if step_id is None else f"in step {step_id}"
             raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
         return what, content
+
+    def _late(self, step_id: int) -> WorkerError:
+        """Ends the process: what it might still answer belongs to no step any more."""
+        self._process.kill()
+        self._process.wait()
+        return WorkerError(
+            f"worker {self.rank} (process {self.pid}) had not answered step {step_id} after {self.step_seconds} s, and "
+            "was ended; it was stopped, or its step takes longer than step_seconds allows",
+            step_id,
+            self.rank,
+        )
 
     def _gone(self, step_id: int | None) -> WorkerError:
         by = how_it_ended(self._process)
@@ -199,15 +214,20 @@ def how_it_ended(process: subprocess.Popen[bytes]) -> str:
 
 
 def end_with_the_other(number: int) -> None:
-    """From now on this process ends when the other end of socket `number` is closed, even in the middle of a step."""
-
-    def watch() -> None:
-        hung_up = select.poll()
-        hung_up.register(number, 0)
-        hung_up.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """From now on this process is killed when the other end of socket `number` is closed, even in the middle of a step,
+    and even if it is stopped: by a child that does nothing else, and ends with it."""
+    ends_with_this, kept = os.pipe()  # `kept` stays open as long as this process
+    this = os.getpid()
+    if os.fork():
+        os.close(ends_with_this)
+        return
+    os.close(kept)
+    hung_up = select.poll()
+    for each in (number, ends_with_this):
+        hung_up.register(each, 0)
+    if any(each == number for each, _ in hung_up.poll()):
+        os.kill(this, signal.SIGKILL)
+    os._exit(0)
 
 
 def ignore_signals() -> None:
@@ -344,6 +364,7 @@ def _read(connection: Connection, messages: _Inbox) -> None:
 def main() -> None:
     ignore_signals()
     connection = Connection(int(sys.argv[1]))  # the second argument, the rank, is seen in lists of processes
+    end_with_the_other(connection.fileno())  # before anything is imported: a small process is forked
     try:
         make = pickle.loads(connection.recv_bytes())
         executor, facts = make()
@@ -356,7 +377,6 @@ def main() -> None:
         connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
         return
     connection.send_bytes(pickle.dumps(("ready", (facts, executor.max_in_flight))))
-    end_with_the_other(connection.fileno())
     serve(connection, executor)
     executor.close()
 
