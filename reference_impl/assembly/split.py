@@ -74,8 +74,9 @@ def split_engine(
     """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
 
     parts: those that plan. make_parts: called in the other process, where it is found by name (a function of a module,
-    or a partial of one), gives those that compute. A page store is needed in both, over the same pages. ValueError
-    where parts are on the wrong side, planner and worker do not belong together, or the folder is broken; WorkerError
+    or a partial of one), gives those that compute. A page store is needed in both, over the same pages: one that says
+    how it is pickled, as FolderStore does, is sent there; of any other make_parts gives the worker's. ValueError where
+    parts are on the wrong side, planner and worker do not belong together, or the folder is broken; WorkerError
     where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
@@ -90,6 +91,8 @@ def split_engine(
             f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
             "which gives Parts(proposer=...) or Parts(draft_model=...)"
         )
+    if parts.page_store is not None:
+        make_parts = _with_store(parts.page_store, make_parts)
     make = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
     worker = WorkerProcess(make, step_seconds=config.step_seconds)
     worker.follows_options = True
@@ -103,6 +106,24 @@ def split_engine(
         worker.close()
         raise
     return engine
+
+
+def _with_store(store: Any, make_parts: Callable[[], Parts] | None) -> Callable[[], Parts] | None:
+    """Parts of the worker, a store over the same pages among them."""
+    if any("__reduce__" in vars(kind) for kind in type(store).__mro__ if kind is not object):
+        return partial(_and_store, store, make_parts)
+    if make_parts is None:
+        raise ValueError(
+            f"split_engine: Parts.page_store, {type(store).__name__}, does not say how it is pickled (__reduce__), and "
+            "a copy would have other pages: give make_parts, which opens one over the same pages in the other process, "
+            "or use FolderStore"
+        )
+    return make_parts
+
+
+def _and_store(store: Any, make_parts: Callable[[], Parts] | None) -> Parts:
+    parts = Parts() if make_parts is None else make_parts()
+    return parts if parts.page_store is not None else dataclasses.replace(parts, page_store=store)
 
 
 def _as_there(config: EngineConfig, facts: Facts) -> EngineConfig:

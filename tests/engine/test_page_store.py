@@ -19,6 +19,7 @@ from reference_impl.annexes.transfer.folder import FolderStore
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import stored_kv_manager
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
@@ -251,8 +252,10 @@ def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_proce
         lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=stored())),
         lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=stored())),
         lambda: split_engine(
-            folder, config, parts=Parts(page_store=store), make_parts=partial(Parts, page_store=store)
+            folder, config, parts=Parts(page_store=store), make_parts=partial(Parts, page_store=stored())
         ),
+        lambda: split_engine(folder, config, parts=Parts(page_store=stored())),
+        lambda: LLM(folder, dtype="float32", parts=Parts(page_store=stored()), worker="process", **vars(config)).engine,
     ):
         engine = make()
         request = ask(engine, prompt)
@@ -261,8 +264,8 @@ def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_proce
         engine.close()
         texts.append(request.output_tokens)
         cached.append(request.num_cached_tokens)
-    assert texts[1:] == texts[:1] * 2
-    assert cached == [0, 32, 32]
+    assert texts[1:] == texts[:1] * 4
+    assert cached == [0, *[32] * 4]
 
 
 def test_a_folder_keeps_what_was_used_last(tmp_path: Path) -> None:
@@ -547,8 +550,10 @@ def test_a_store_is_looked_at_when_it_is_given(model) -> None:
         with pytest.raises(ConfigError, match=text):
             engine_with(model, store)
     folder, config = course_model("draft"), EngineConfig(num_blocks=20)
-    with pytest.raises(ValueError, match="page_store: expected True, the worker has False"):
+    with pytest.raises(ValueError, match="FakeStore, does not say how it is pickled .* give make_parts"):
         split_engine(folder, config, parts=Parts(page_store=FakeStore(("now",))))
+    with pytest.raises(ValueError, match="page_store: expected True, the worker has False"):
+        split_engine(folder, config, parts=Parts(page_store=FakeStore(("now",))), make_parts=Parts)
 
 
 def test_an_engine_whose_worker_is_gone_can_be_closed(model, tmp_path: Path) -> None:
