@@ -24,7 +24,7 @@ _CALL = {
             "type": "object", "required": ["name", "arguments"],
             "properties": {
                 "name": {"type": "string"},
-                "arguments": {"type": ["string", "object"], "description": "JSON, maybe in a text"},
+                "arguments": {"type": ["string", "object"], "description": "as written: JSON, or any text"},
             },
         },
     },

@@ -15,6 +15,24 @@ _DEEPEST = 64  # lists and objects in each other
 _MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file")
 
 
+class Arguments(dict[str, Any]):
+    """A call's arguments that came as a JSON object in a text: an object to a template that takes one, and the text as
+    it was sent to one that writes it (as DeepSeek's do)."""
+
+    def __init__(self, value: dict[str, Any], text: str):
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: Any) -> str:
+        return self._text + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> str:
+        return other + self._text if isinstance(other, str) else NotImplemented
+
+
 class MessageError(ValueError):
     """place: where in the messages or tools, as "messages.0.content.1"."""
 
@@ -24,7 +42,8 @@ class MessageError(ValueError):
 
 
 def as_messages(messages: Sequence[Any], parts_are_read: bool = True) -> list[dict[str, Any]]:
-    """Copies, as templates take them: without fields that are None, and a call's arguments as an object.
+    """Copies, as templates take them: without fields that are None, and a call's arguments as an object, where they are
+    one in a text. Other texts of arguments stay texts.
 
     parts_are_read: the template can read a list of parts; if not, it gets their text as one. Raises MessageError.
     """
@@ -97,7 +116,7 @@ def _text_of(part: Any, place: str) -> str:
 
 
 def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Arguments come as JSON from OpenAI's clients; templates write them by tojson, which would quote them again."""
+    """Arguments come as texts from OpenAI's clients; most templates write them by tojson, which would quote them."""
     if not isinstance(calls, list):
         raise MessageError(place, f"expected a list, got {type(calls).__name__}")
     for number, call in enumerate(calls):
@@ -111,18 +130,38 @@ def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if not isinstance(arguments, str | dict):
             said = "nothing" if arguments is None else json.dumps(arguments)[:100]
-            expected = "expected a JSON object, or one in a text"
+            expected = "expected a text, or a JSON object"
             raise MessageError(f"{place}.{number}.function.arguments", f"{expected}, got {said}")
         if isinstance(arguments, str):
-            function["arguments"] = _object(arguments, f"{place}.{number}.function.arguments")
+            function["arguments"] = _arguments(arguments)
     return calls
 
 
-def _object(text: str, place: str) -> dict[str, Any]:
+def _arguments(text: str) -> Arguments | str:
+    """The text itself where it is no object that a prompt could show: a model wrote it, and a cut-off one stays in the
+    history of its conversation."""
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise MessageError(place, f"expected a JSON object in a text: {error}") from None
-    if not isinstance(found, dict):
-        raise MessageError(place, f"expected a JSON object in a text, got {text[:100]!r}")
-    return found
+        found = plain(json.loads(text or "{}"), "")
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, too deep, half a character
+        return text
+    return Arguments(found, text or "{}") if isinstance(found, dict) else text
+
+
+def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """For templates that only take objects: the texts of arguments that are none as empty ones, which are written as
+    these texts. None where there is no such text."""
+    is_changed, found = False, list(messages)
+    for at, message in enumerate(messages):
+        calls = [_with_object(call) for call in message.get("tool_calls") or ()]
+        if calls != message.get("tool_calls", []):
+            is_changed, found[at] = True, {**message, "tool_calls": calls}
+    return found if is_changed else None
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    if not isinstance(text := function["arguments"], str):
+        return call
+    changed = {**function, "arguments": Arguments({}, text)}
+    return {**call, "function": changed} if "function" in call else changed

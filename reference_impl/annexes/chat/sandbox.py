@@ -30,6 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
 from reference_impl.annexes.chat.growth import growth, growth_of_operator
+from reference_impl.annexes.chat.messages import Arguments
 from reference_impl.annexes.chat.parts import goes_through_content
 
 MAX_STEPS = 4_000_000  # some seconds; 1,000 messages of 800 characters take some 50,000
@@ -264,6 +265,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if counted:
             self.spend(1 + len(items))
         size = len(items) + sum(self._size(item, counted) for item in items)
+        if isinstance(value, Arguments):  # which a template may write as their text
+            size = max(size, len(str(value)))
         if isinstance(value, dict):  # its names have been looked at, to their ends
             self.spend(sum(self._size(name) // CHARACTERS for name in value if isinstance(name, tuple)))
         if size > self.max_steps * CHARACTERS // 4:
@@ -284,7 +287,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def made(self, value: Any) -> Any:
         """A value that an operation has made."""
         size = self._size(value)
-        self.spend(1 if isinstance(value, _HOLD) else 1 + size // CHARACTERS)
+        is_held = isinstance(value, _HOLD) and not isinstance(value, Arguments)
+        self.spend(1 if is_held else 1 + size // CHARACTERS)
         return value
 
     def compared(self, value: Any) -> Any:
