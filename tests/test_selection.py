@@ -312,6 +312,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(root: Path, kind: str, **variables: str) -> tuple[list[str], dict[str, str]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("INFERLAB_")} | variables
+    environment["INFERLAB_TRACE"] = ""  # this run may be recorded, which is another project's matter
     code = "import sys; sys.path.insert(0, sys.argv[1]); from tests.selection import run; run.IMPORTED = ('pytest',); "
     return [sys.executable, "-P", "-c", code + "sys.exit(run.main(sys.argv[2:]))", str(root), kind], environment
 

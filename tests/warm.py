@@ -100,7 +100,7 @@ def _become(files: list[int], arguments: list[str], folder: str, environment: di
     os.environ.update(environment)
     if "JPY_PARENT_PID" in environment:  # by which a kernel sees that its parent has gone
         os.environ["JPY_PARENT_PID"] = str(os.getppid())
-    if TRACE in environment:
+    if environment.get(TRACE):
         _follow()
     sys.path.insert(0, folder)
     kind, what, *rest = arguments

@@ -28,7 +28,7 @@ from tests.selection.tracing import EACH
 
 PATH = "tests/record.txt"
 LOOP = 0.0125
-COSTLY, OWN, TOO_MUCH = 0.05, 2.0, 20.0  # seconds: does not always run; has a line of its own; should be `slow`
+COSTLY, OWN, TOO_MUCH = 0.05, 4.0, 20.0  # seconds: does not always run; has a line of its own; should be `slow`
 SLOW = "slow"  # the unit FILE::slow is about all slow tests of a file; it stands among the costly of a slow unit
 ALL = -1  # what changed of a file: every function, or the rest
 TEXT = -1  # what is needed of it: its text, comments and all
