@@ -8,6 +8,7 @@ worker's ends too, even if it is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -221,13 +222,16 @@ def end_with_the_other(number: int) -> None:
     if os.fork():
         os.close(ends_with_this)
         return
-    os.close(kept)
-    hung_up = select.poll()
-    for each in (number, ends_with_this):
-        hung_up.register(each, 0)
-    if any(each == number for each, _ in hung_up.poll()):
-        os.kill(this, signal.SIGKILL)
-    os._exit(0)
+    try:
+        os.close(kept)
+        hung_up = select.poll()
+        for each in (number, ends_with_this):
+            hung_up.register(each, 0)
+        if all(each == number for each, _ in hung_up.poll()):  # and this process has not ended itself
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(this, signal.SIGKILL)
+    finally:
+        os._exit(0)
 
 
 def ignore_signals() -> None:
