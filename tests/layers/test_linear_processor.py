@@ -26,11 +26,18 @@ from reference_impl.models.config_json import read_model_config
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
 
 
-def test_a_cpu_that_was_told_to_do_without_bf16_gets_float32() -> None:
-    """oneDNN computes bf16 products by other means then, more slowly: the flag alone would still promise it."""
-    code = "from reference_impl.annexes.cpu.processor import cpu_has_bf16; print(cpu_has_bf16())"
-    without = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
-    assert _python(code, without) == "False"
+@pytest.mark.parametrize(
+    ("flags", "bf16", "expected"),
+    [((False, False), 0.6, False), ((True, False), 0.6, True), ((False, True), 2.5, False)],
+)
+def test_bf16_needs_a_flag_of_the_cpu_and_to_be_seen_as_fast(
+    flags: tuple[bool, bool], bf16: float, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.6 and 2.5 of float32's time were seen with the instructions and, by ONEDNN_MAX_CPU_ISA=AVX2, without them."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: flags[0])
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: flags[1])
+    monkeypatch.setattr(processor, "_seconds_of_products", lambda dtypes: [bf16, 1.0])
+    assert processor.cpu_has_bf16.__wrapped__() is expected
 
 
 def test_threads_are_as_they_were_after_the_measurement() -> None:

@@ -87,9 +87,10 @@ def _get_code(loader: SourceFileLoader, name: str, _usual: Any = SourceFileLoade
         made: CodeType = marshal.load(file)
         return made
     made = compile(_marked(ast.parse(content, path), number), path, "exec", dont_inherit=True)
-    with open(f"{kept}.{os.getpid()}", "wb") as file:
-        marshal.dump(made, file)
-    os.replace(f"{kept}.{os.getpid()}", kept)
+    with contextlib.suppress(OSError):  # another user's process
+        with open(f"{kept}.{os.getpid()}", "wb") as file:
+            marshal.dump(made, file)
+        os.replace(f"{kept}.{os.getpid()}", kept)
     return made
 
 
