@@ -45,9 +45,14 @@ def calibrate() -> float:
     return time.thread_time() - begin
 
 
+def short(*parts: str) -> str:
+    """A name in the record, which has thousands."""
+    return digest(*parts, length=5)
+
+
 def short_name(test: str) -> str:
     """A test's name without its file, hashed: a renamed file keeps its lines."""
-    return digest(test.partition("::")[2], length=5)
+    return short(test.partition("::")[2])
 
 
 def environment(tree: Tree) -> str:
@@ -76,7 +81,7 @@ class File:
 
     @property
     def id(self) -> str:
-        return digest(self.path, self.content)
+        return short(self.path, self.content)
 
     @classmethod
     def of(cls, tree: Tree, path: str) -> File:
@@ -133,7 +138,7 @@ class Record:
                 cut = tuple(functions[at : at + LENGTH] for at in range(0, len(functions), LENGTH))
                 if (file := File(content, path, rest, cut)).id == name:
                     self.files[name] = file
-            case ["g", name, files] if digest(files) == name:
+            case ["g", name, files] if short(files) == name:
                 self.groups[name] = files.split()
             case ["t", unit, seconds, environment, costly, needs]:
                 tests = (each.split("=") for each in costly.split())
@@ -161,7 +166,7 @@ class Record:
         for word in sorted(needing):
             together.setdefault(tuple(needing[word]), []).append(word)
         groups = {tuple(numbers): " ".join(words) for numbers, words in together.items()}
-        named = {numbers: digest(words) if " " in words else words for numbers, words in groups.items()}
+        named = {numbers: short(words) if " " in words else words for numbers, words in groups.items()}
         found = {f"g\t{named[numbers]}\t{words}" for numbers, words in groups.items() if " " in words}
         for name in needing.keys() & self.files.keys():
             file = self.files[name]

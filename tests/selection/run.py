@@ -376,7 +376,10 @@ def _finished(choice: Choice, job: Job) -> bool:
 
 def _close(choice: Choice, everything: bool) -> None:
     """What was recorded takes the place of what was known of the same tests."""
-    known, folder = Record() if everything else choice.known, choice.root / PROGRESS
+    known, folder = choice.known, choice.root / PROGRESS
+    # What did not hold was run: where it has no new line it failed, or is part of another one.
+    kept = set() if everything else choice.holding.keys() | choice.slow
+    known.lines = [line for line in known.lines if line.unit in kept]
     for found in map(Record.read, sorted(folder.glob("*.*"))):
         for line in found.lines:
             known.add(line, found.files.values())

@@ -8,7 +8,6 @@ worker's ends too, even if it is stopped.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pickle
@@ -228,8 +227,9 @@ def end_with_the_other(number: int) -> None:
         for each in (number, ends_with_this):
             hung_up.register(each, 0)
         if all(each == number for each, _ in hung_up.poll()):  # and this process has not ended itself
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(this, signal.SIGKILL)
+            os.kill(this, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has, meanwhile
     finally:
         os._exit(0)
 
