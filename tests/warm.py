@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -54,8 +55,11 @@ class Warm:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        before = _seconds_of_children()
         self._process.stdin.close()
         self._process.wait(600)
+        # The forks are now among what our children took, and were counted when they ended.
+        _add_cost(os.environ.get(COST), before - _seconds_of_children())
         self._folder.cleanup()
 
 
@@ -67,13 +71,20 @@ def run(address: str, arguments: Sequence[str]) -> int:
         standard = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
         server.sendmsg([len(request).to_bytes(4, "big")], standard)
         server.sendall(request)
-        answer = server.recv(64).split()
-    if len(answer) != 2:
-        return 1
-    if path := os.environ.get(COST):
-        with open(path, "a") as cost:
-            cost.write(f"{answer[1].decode()}\n")
-    return int(answer[0])
+        answer = server.recv(64)
+    return int(answer or 1)
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _add_cost(path: str | None, seconds: float) -> None:
+    with contextlib.suppress(FileNotFoundError):  # its job has ended
+        if path:
+            with open(path, "a") as cost:
+                cost.write(f"{seconds:.3f}\n")
 
 
 def _received(client: socket.socket) -> tuple[list[int], tuple[list[str], str, dict[str, str]]]:
@@ -137,7 +148,8 @@ def _follow() -> None:
     spec.loader.exec_module(sys.modules["inferlab_tracing"])
 
 
-def _fork(client: socket.socket, others: list[socket.socket]) -> int:
+def _fork(client: socket.socket, others: list[socket.socket]) -> tuple[int, str | None]:
+    """Its process, and the file for what it takes."""
     files, (arguments, folder, environment) = _received(client)
     pid = os.fork()
     if pid == 0:
@@ -161,7 +173,7 @@ def _fork(client: socket.socket, others: list[socket.socket]) -> int:
             os._exit(status & 0xFF)
     for file in files:
         os.close(file)
-    return pid
+    return pid, environment.get(COST)
 
 
 def serve(address: str, modules: Sequence[str]) -> None:
@@ -180,7 +192,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C ends the tests, and they end this
     signal.set_wakeup_fd(waker)
-    running: dict[int, socket.socket] = {}
+    running: dict[int, tuple[socket.socket, str | None]] = {}
     chosen = selectors.DefaultSelector()
     for what in (0, woken, listener):
         chosen.register(what, selectors.EVENT_READ)
@@ -195,18 +207,20 @@ def serve(address: str, modules: Sequence[str]) -> None:
                 os.read(woken, 4096)
             elif key.fileobj is listener:
                 client, _ = listener.accept()
-                running[_fork(client, [listener, *running.values()])] = client
+                pid, cost = _fork(client, [listener, *(each for each, _ in running.values())])
+                running[pid] = client, cost
                 chosen.register(client, selectors.EVENT_READ)
             else:  # its client was killed, or has its answer
                 chosen.unregister(key.fileobj)
-                for pid, client in running.items():
+                for pid, (client, _) in running.items():
                     if client is key.fileobj:
                         _kill(pid)
         for pid in list(running):
             ended, status, used = os.wait4(pid, os.WNOHANG)
             if ended:
-                seconds = used.ru_utime + used.ru_stime
-                _answer(running.pop(pid), f"{os.waitstatus_to_exitcode(status)} {seconds:.3f}")
+                client, cost = running.pop(pid)
+                _add_cost(cost, used.ru_utime + used.ru_stime)
+                _answer(client, str(os.waitstatus_to_exitcode(status)))
 
 
 def _answer(client: socket.socket, answer: str) -> None:
