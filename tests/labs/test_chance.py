@@ -10,7 +10,7 @@ import pytest
 
 from grader.labs.percent_file import percent_lab
 from grader.proofs.proof import cases
-from tests.labs.turns import SOURCES, this_commit, was_tried
+from tests.labs.turns import SOURCES, due, this_commit, was_tried
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
@@ -25,7 +25,7 @@ def prove(warm: Warm, source: Path, *arguments: str) -> None:
 
 
 @pytest.mark.timeout(3000)
-@EACH_LAB
+@pytest.mark.parametrize("source", due(), ids=lambda path: path.parent.name)
 def test_the_reference_and_a_drawn_mutant_do_the_same_with_other_secrets(
     source: Path, warm: Warm, say: Callable[[str], None]
 ) -> None:

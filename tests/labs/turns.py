@@ -11,6 +11,9 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.selection.record import PATH, Record
+from tests.selection.sources import Tree
+
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 
@@ -31,19 +34,22 @@ def git(*arguments: str) -> str:
         return ""
 
 
-def its_turn() -> Path:
-    """The lab of which this commit tries most."""
-    return SOURCES[int(git("rev-list", "--count", "--first-parent", "HEAD") or 0) % len(SOURCES)]
-
-
-def has_changed(source: Path) -> bool:
-    """Whether the lab's own files differ from those of the commit before."""
-    own = [f"{top}/{source.parent.name}" for top in ("solutions", "labs", "tests/labs")]
-    new = git("ls-files", "--others", "--exclude-standard", "--", *own)
-    return bool(new or git("diff", "--name-only", "HEAD~1", "--", *own))
+@functools.cache
+def due() -> tuple[Path, ...]:
+    """The labs of which this commit tries most: the one whose turn it is, and those whose own files are not as they
+    were when the tests were last recorded. The record sees what else changed: of another lab, `make test` tries that
+    what is right passes and what is wrong does not."""
+    turn = SOURCES[int(git("rev-list", "--count", "--first-parent", "HEAD") or 0) % len(SOURCES)]
+    tree, record = Tree(ROOT, PATH), Record.read(ROOT / PATH)
+    known = {(file.path, file.content) for file in record.files.values()}
+    changed = [name for name in tree.names if (name, tree.content(name)) not in known]
+    tops = ("solutions", "labs", "tests/labs")
+    return tuple(source for source in SOURCES
+                 if source == turn or any(name.startswith(f"{top}/{source.parent.name}/") for name in changed
+                                          for top in tops))  # fmt: skip
 
 
 def was_tried(test: str, source: Path) -> bool:
     """Whether a slow test of this lab was ever recorded as passed."""
-    record = ROOT / "tests" / "record.txt"
+    record = ROOT / PATH
     return record.is_file() and f"{test}[{source.parent.name}]\t" in record.read_text("utf-8")
