@@ -318,9 +318,10 @@ def say_end(run: Run, what: str) -> int:
         print(f"{count} skipped: {reason}")
     say_seconds(run, run.choice)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    largest = max(run.done, key=lambda job: job.peak, default=Job([""], 0.0))
     print(
         f"In all {sum(each.ru_utime + each.ru_stime for each in used):.0f} CPU seconds; a second of the record takes "
-        f"{run.scale:.2f} here; the largest process of tests had {max((job.peak for job in run.done), default=0)} MB"
+        f"{run.scale:.2f} here; the largest process of tests had {largest.peak} MB: {largest.name}"
     )
     for job in run.late:
         print(f"LEFT TO `make test`, for want of time: {job.name}")
