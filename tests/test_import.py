@@ -94,3 +94,12 @@ def test_what_a_module_lacks_is_an_import_error_as_everywhere() -> None:
         [sys.executable, "-P", "-c", "from reference_impl import nothing"], capture_output=True, text=True, cwd="/"
     )
     assert "ImportError: cannot import name 'nothing'" in done.stderr
+
+
+def test_a_command_of_the_grader_compiles_no_grammar_when_it_imports_nbgrader() -> None:
+    """jsonschema imports rfc3987_syntax where it is there, and that parses a grammar: 2.5 s of each command."""
+    command = "import grader.entry as e; sys.argv = ['inferlab', 'grade', '--help']"
+    quiet = "import contextlib, io\nwith contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):"
+    modules = loaded_by(f"{command}\n{quiet} e.command()\nimport nbformat")
+    assert "jsonschema" in modules
+    assert not modules & {"rfc3987_syntax", "lark"}
