@@ -56,6 +56,7 @@ from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.gguf_file import is_gguf
 from reference_impl.models.gguf_model import read_config
 from reference_impl.models.hub import model_folder
+from reference_impl.models.sampling_defaults import sampling_defaults
 from reference_impl.models.shapes import Shape, config_of_shape
 
 __all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
@@ -81,7 +82,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     prediction or Medusa heads for this model ("eagle", "mtp", "medusa"). worker: "process" has the model compute in a
     process of its own, to which steps go as messages, while this one plans.
     tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json", see `chat`; None: calls stay
-    text. Other options: see EngineConfig.
+    text. generation_config: vLLM's: "auto" takes temperature, top_p and the like that the folder's
+    generation_config.json says, where no SamplingParams is given; "vllm" does not. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
     on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
     enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1); and those that
@@ -107,10 +109,12 @@ class LLM(core_llm.LLM, ChatEncoder):
         dummy_weights: bool = False,
         worker: Worker = "here",
         tool_call_parser: str | None = None,
+        generation_config: str = "auto",
         **engine_options: Any,
     ):
         self.tool_call_parser = check_parser(tool_call_parser)
         model = None if model is None else model_folder(model)
+        self.sampling_defaults = sampling_defaults(None if model is None else Path(model), generation_config)
         quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         draft = None if draft_model is None else Path(model_folder(draft_model))
@@ -160,8 +164,13 @@ class LLM(core_llm.LLM, ChatEncoder):
         for name, asked in (("lora_request", lora_request), ("priority", priority)):
             if asked is not None:
                 raise ValueError(f"generate: {name}: expected None, got {asked!r}: not implemented")
-        given = cast(list[Prompt], listed(prompts))
-        return cast(list[RequestOutput], super().generate(given, _either(sampling, sampling_params)))
+        asked = _either(sampling, sampling_params)
+        asked = self.get_default_sampling_params() if asked is None else asked
+        return cast(list[RequestOutput], super().generate(cast(list[Prompt], listed(prompts)), asked))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """vLLM's: what is asked for where nothing is, with the defaults of the model's generation_config.json."""
+        return SamplingParams(**self.sampling_defaults)
 
     def encode(self, prompt: AnyPrompt) -> list[int]:
         """Token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more."""
@@ -209,7 +218,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         fails (finish_reason "error")."""
         if sampling is not None and sampling.n != 1:
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
-        return super().stream(cast(Prompt, prompt), sampling)
+        return super().stream(cast(Prompt, prompt), sampling or self.get_default_sampling_params())
 
     def embed(
         self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean", *, normalize: bool = True

@@ -13,6 +13,7 @@ from reference_impl.cli.messages import described, install
 from reference_impl.cli.options import (
     MODEL,
     EngineOptions,
+    GenerationConfig,
     Model,
     Timeline,
     errors_in_a_line,
@@ -37,12 +38,16 @@ def generate(
     ] = None,
     model: Annotated[str, typer.Option(help=f"{MODEL}.")] = "target",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together reach it; 1 is all.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; default: the model's, or 0.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Only the likeliest tokens that together reach it; 1 is all; default: the model's, or 1."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     *,
     engine: EngineOptions,
     chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
+    generation_config: GenerationConfig = "auto",
     trace: Timeline = None,
 ) -> None:
     """Continue a text with the engine, token by token, and say how long it took."""
@@ -53,10 +58,12 @@ def generate(
     from reference_impl.observe.trace import DraftUse
 
     with errors_in_a_line():
-        llm = LLM(folder_of(model), **engine.of_llm())
+        llm = LLM(folder_of(model), generation_config=generation_config, **engine.of_llm())
         stop = demo.STOP if prompt is None and not chat else ()
         prompt = demo.PROMPT if prompt is None else prompt
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+        asked = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, "stop": stop}
+        given = {name: value for name, value in asked.items() if value is not None}
+        sampling = SamplingParams(**{"temperature": 0.0} | llm.sampling_defaults | given)
         ids = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else llm.encode(prompt)
         if not chat:
             typer.echo(prompt, nl=False)
@@ -133,6 +140,7 @@ def serve(
         float,
         typer.Option(min=0, max=60, help="Seconds before the first of them; each further one waits twice as long."),
     ] = 1.0,
+    generation_config: GenerationConfig = "auto",
     trace: Timeline = None,
 ) -> None:
     """Serve a model to any OpenAI client.
@@ -156,7 +164,7 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
-            tensor_parallel_size=tensor_parallel_size,
+            tensor_parallel_size=tensor_parallel_size, generation_config=generation_config,
             kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
         )  # fmt: skip
     running.serve()

@@ -65,6 +65,12 @@ def can_be_written(path: Path | None) -> Path | None:
 
 MODEL = "A Hugging Face folder or id (org/name), or target / draft for a course model"
 Model = Annotated[str, typer.Argument(help=f"{MODEL}.")]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="Sampling that is not asked for: auto, as the model's generation_config.json says, or vllm: not."
+    ),
+]
 Timeline = Annotated[
     Path | None,
     typer.Option(callback=can_be_written, help="At the end, write a timeline for ui.perfetto.dev here."),

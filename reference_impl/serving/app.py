@@ -108,7 +108,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     app.get("/", include_in_schema=False)(server.here)
     app.get("/version")(server.version)
     app.post("/v1/embeddings", **keyed, response_model=dict[str, Any])(server.embed)
-    describe_for(app, runner.engine.vocab_size, runner.engine.max_model_len)
+    describe_for(app, runner.engine.vocab_size, runner.engine.max_model_len, runner.engine.sampling_defaults)
     app.get("/v1/models", dependencies=allowed, responses={401: REFUSALS[401]})(server.models)
     app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.one_model
@@ -127,7 +127,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
 class _Server:
     def __init__(self, runner: Runner, config: ServerConfig):
         self.runner, self.config, self.engine = runner, config, runner.engine
-        self.started = time.time()
+        self.started, self.defaults = time.time(), self.engine.sampling_defaults
         if self.engine.prompts.tokenizer is None:
             raise ValueError("this model folder has no tokenizer.json: the server cannot speak text")
         self.tokens = TokenText(self.engine.prompts.tokenizer)
@@ -164,7 +164,7 @@ class _Server:
         )  # fmt: skip
         wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
         scores = max((k for k in wanted if k is not None), default=None)
-        sampling = self._sampling(lambda: body.sampling(body.max_tokens or 1, body.logprobs, scores))
+        sampling = self._sampling(lambda: body.sampling(body.max_tokens or 1, body.logprobs, scores, self.defaults))
         return await self._answer(shape, prompts, sampling, body)
 
     async def embed(self, body: EmbeddingRequest) -> Response:
@@ -192,7 +192,7 @@ class _Server:
         )  # fmt: skip
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
-        sampling = self._sampling(lambda: body.sampling(asked, logprobs, body.prompt_logprobs))
+        sampling = self._sampling(lambda: body.sampling(asked, logprobs, body.prompt_logprobs, self.defaults))
         return await self._answer(shape, [prompt], sampling, body)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,8 +10,8 @@ from fastapi import FastAPI
 from reference_impl.serving.protocol import TOKEN_ID
 
 
-def describe_for(app: FastAPI, vocab_size: int, max_model_len: int) -> None:
-    """From now on `app.openapi` describes a server of a model of this size."""
+def describe_for(app: FastAPI, vocab_size: int, max_model_len: int, defaults: Mapping[str, Any]) -> None:
+    """From now on `app.openapi` describes a server of a model of this size. defaults: of its sampling."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -20,6 +21,13 @@ def describe_for(app: FastAPI, vocab_size: int, max_model_len: int) -> None:
             for operation in path.values():
                 operation["responses"].pop("422", None)
         _bound_tokens(schemas, vocab_size, max_model_len - 1)
+        for kind in ("CompletionRequest", "ChatRequest"):
+            for name, value in defaults.items():
+                field = schemas[kind]["properties"][name]
+                if name != "max_tokens":
+                    field["default"] = value
+                else:
+                    field["description"] = f"at most {value} are generated, as the model's generation_config.json says"
         for conversation in (
             schemas["ChatRequest"]["properties"]["messages"],
             schemas["TokenizeRequest"]["properties"]["messages"]["anyOf"][0],

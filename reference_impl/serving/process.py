@@ -70,7 +70,9 @@ class EngineProcess:
         """Blocks. Raises ValueError for what `make` refuses, ChildProcessError where the process ends before."""
         try:
             self._socket.sendall(_packed(self._make))
-            refusal, self.vocab_size, self.max_model_len, self.acceptance = _unpacked(self._socket)
+            refusal, self.vocab_size, self.max_model_len, self.acceptance, self.sampling_defaults = _unpacked(
+                self._socket
+            )
         except (EOFError, OSError):
             raise ChildProcessError(f"{self._wait()} before it was ready") from None
         if refusal is not None:
@@ -159,12 +161,13 @@ def main() -> None:
     try:
         llm = make()
     except (ValueError, OSError) as error:
-        link.put((str(error), 0, 0, ""))
+        link.put((str(error), 0, 0, "", {}))
         return
     freeze()
     worker = Worker(llm, link, link.put)
     engine = llm.engine
-    link.put((None, engine.model.config.vocab_size, engine.max_model_len, engine.config.acceptance))
+    size, longest = engine.model.config.vocab_size, engine.max_model_len
+    link.put((None, size, longest, engine.config.acceptance, llm.sampling_defaults))
     worker.run()
 
 

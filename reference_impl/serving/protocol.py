@@ -6,6 +6,7 @@ A field that would change the answer and is not implemented is refused by name; 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -180,14 +181,14 @@ class _Sampling(BaseModel):
     def continuous_usage(self) -> bool:
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
-    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, defaults: Mapping[str, Any]
+    ) -> SamplingParams:
+        """defaults: the model's, for fields that were not sent; its max_tokens bounds every answer, as in vLLM."""
+        kept = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
+        own = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
         return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+            **own | kept | {"max_tokens": min(max_tokens, defaults.get("max_tokens", max_tokens))},
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             seed=None if self.seed is None else self.seed % 2**64,

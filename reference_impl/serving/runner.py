@@ -90,12 +90,13 @@ class Prompts(Protocol):
 
 class EngineHost(Protocol):
     """Where the engine runs. begin: from now on `receive` is called in the event loop with what comes back.
-    acceptance: as of EngineConfig."""
+    acceptance: as of EngineConfig. sampling_defaults: as of LLM."""
 
     prompts: Prompts
     vocab_size: int
     max_model_len: int
     acceptance: str
+    sampling_defaults: dict[str, Any]
 
     @property
     def is_alive(self) -> bool:

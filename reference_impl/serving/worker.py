@@ -183,7 +183,7 @@ class EngineThread:
     def __init__(self, llm: LLM):
         self.llm = self.prompts = llm
         self.vocab_size, self.max_model_len = llm.engine.model.config.vocab_size, llm.engine.max_model_len
-        self.acceptance = llm.engine.config.acceptance
+        self.acceptance, self.sampling_defaults = llm.engine.config.acceptance, llm.sampling_defaults
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.send = self._commands.put
 

@@ -105,7 +105,7 @@ def test_serve_has_vllms_names(words: tuple[str, ...], monkeypatch: pytest.Monke
         "name", "api_keys", "max_unfinished", "max_body_bytes", "shutdown_seconds", "trace", "tool_call_parser",
         "chat_template", "restarts",
     )  # fmt: skip
-    of_the_llm = ("dtype", "quantization", "worker", "draft_model")
+    of_the_llm = ("dtype", "quantization", "worker", "draft_model", "generation_config")
     config = EngineConfig(**options_of({n: v for n, v in options.items() if n not in (*of_the_server, *of_the_llm)}))
     name, value = SERVED[words]
     assert dataclasses.asdict(config) == dataclasses.asdict(EngineConfig()) | {name: value}

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -119,6 +120,7 @@ def serve(until: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., 
     """serve(ServerConfig fields as `server=dict`, parts=dict, **engine options): a server of its own.
 
     process: its engine is in a process of its own, as that of `inferlab serve`; cold: and started as it starts it.
+    folder: of another model than the course draft.
     """
     started: list[Running] = []
 
@@ -127,11 +129,12 @@ def serve(until: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., 
         parts: dict[str, Any] | None = None,
         process: bool = False,
         cold: bool = False,
+        folder: Path | None = None,
         **options: Any,
     ) -> Running:
         if "num_blocks" not in options:
             options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
-        folder = course_model("draft")
+        folder = folder or course_model("draft")
         host: Any
         if process:
             assert parts is None, "they would have to be pickled"

@@ -45,7 +45,7 @@ def test_it_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     class Engine:  # as far as a server that does not run asks for it
         def __init__(self, make: Any, prompts: Any, restarts: Any):
             self.prompts, self.vocab_size, self.max_model_len = prompts, 4096, 2048
-            self.acceptance = make.keywords["acceptance"]
+            self.acceptance, self.sampling_defaults = make.keywords["acceptance"], {}
 
     monkeypatch.setattr(server_module, "SupervisedEngine", Engine)
     for acceptance in ("exact", "typical"):

@@ -44,7 +44,7 @@ SAID = f"Wait.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_c
 class Scripted:
     """An engine that says what it is told to, a character at a time."""
 
-    vocab_size, max_model_len, is_alive, acceptance = 4096, 1024, True, "exact"
+    vocab_size, max_model_len, is_alive, acceptance, sampling_defaults = 4096, 1024, True, "exact", {}
 
     def __init__(self, folder: Path, said: str, reason: str):
         self.prompts, self.said, self.reason = ChatEncoder(folder), said, reason
