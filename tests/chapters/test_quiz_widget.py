@@ -1,5 +1,6 @@
 """The quiz in a notebook: how each kind is answered, what is recorded, what stands there without a front end."""
 
+import asyncio
 import html
 import warnings
 from collections.abc import Iterator
@@ -78,8 +79,12 @@ def inside(card: Card, kind: type) -> list[Any]:
     return [widget for widget in card.box.children if isinstance(widget, kind)]
 
 
-def press_enter(field: Text) -> None:
-    field._handle_custom_msg({"event": "submit"}, [])
+def type_and_press_enter(field: Text, text: str) -> None:
+    async def press() -> None:
+        field._handle_custom_msg({"event": "submit"}, [])  # the key comes before the text, as from a browser
+        field.value = text
+
+    asyncio.run(press())
 
 
 def enter(card: Card, given: Any) -> None:
@@ -164,8 +169,7 @@ def test_enter_in_a_field_checks_it_and_every_control_has_a_name() -> None:
         warnings.simplefilter("error", DeprecationWarning)
         cards = {kind: quiz([Asked(kind, right)]).cards[0] for kind, right in (*KINDS.items(), ("short", {0}))}
     field = inside(cards["numeric"], Text)[0]
-    press_enter(field)  # the key comes before the text, as from a browser
-    field.value = "2.5"
+    type_and_press_enter(field, "2.5")
     assert cards["numeric"].verdict is not None
     for card in cards.values():
         assert all(control.description for kind in (Checkbox, Text, Textarea) for control in inside(card, kind))

@@ -1,5 +1,6 @@
 """Widgets render at both ends of every control, without a front end, with alt text, and store guesses safely."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -309,8 +310,12 @@ def test_a_box_that_was_not_touched_is_no_guess_of_zero() -> None:
 )
 def test_enter_stores_what_is_typed_and_again_replaces_it(typed: str, value: float) -> None:
     box = predict("t-12", "How many?", "GB", guess=77)
-    box.field._handle_custom_msg({"event": "submit"}, [])  # the key comes before the text, as from a browser
-    box.field.value = typed
+
+    async def press() -> None:
+        box.field._handle_custom_msg({"event": "submit"}, [])  # the key comes before the text, as from a browser
+        box.field.value = typed
+
+    asyncio.run(press())
     assert predictions()["t-12"].guess == value
     assert f"Stored: {value:,.10g} GB" in box.text
     assert predict("t-12", "How many?", "GB").field.value == f"{value:,.10g}"
@@ -372,22 +377,30 @@ def test_a_menu_has_buttons_that_step_through_it_because_jupyterlab_takes_its_ar
 
 
 def test_enter_takes_the_whole_text_in_whichever_order_key_and_text_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("chapters.widgets.entry.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("chapters.widgets.entry.TOGETHER", 0)
     entered: list[str] = []
     field = one_line("A number", lambda: entered.append(field.value))
 
     def key() -> None:
         field._handle_custom_msg({"event": "submit"}, [])
 
-    key()
-    assert entered == []  # the text is still on its way
-    field.value = "1"
-    assert entered == ["1"]
-    now[0] += 60
-    field.value = "2"  # the learner left the field
-    assert entered == ["1"]
-    now[0] += 60
-    field.value = "3"
-    key()
-    assert entered == ["1", "3"]
+    async def presses() -> None:
+        key()
+        assert entered == []  # the text is still on its way
+        field.value = "1"
+        assert entered == ["1"]
+        await asyncio.sleep(0.01)
+        assert entered == ["1"]  # one key, one answer
+        field.value = "2"  # the learner left the field
+        assert entered == ["1"]
+        for times in (1, 2):  # and comes back: the key alone is sent
+            key()
+            await asyncio.sleep(0.01)
+            assert entered == ["1"] + times * ["2"]
+        field.value = "3"
+        assert entered == ["1", "2", "2"]  # no key is left over from before
+        key()
+        await asyncio.sleep(0.01)
+        assert entered == ["1", "2", "2", "3"]
+
+    asyncio.run(presses())
