@@ -260,8 +260,9 @@ class _Server:
         try:
             return make()
         except ValueError as error:
-            named = re.match(r"SamplingParams\.(\w+)", str(error))
-            raise Refused(400, str(error), param=named and named[1], code="invalid_value") from None
+            message = str(error).removeprefix("SamplingParams.")  # the name of a field of the body, too
+            named = re.match(r"\w+(?=: )", message)
+            raise Refused(400, message, param=named and named[0], code="invalid_value") from None
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.config.model_name):

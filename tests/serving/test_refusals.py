@@ -72,6 +72,7 @@ def test_a_wrong_field_is_400_with_its_place(asked: httpx.Client, body: Any, pla
     assert answer.status_code == 400
     assert said in error(answer)["message"]
     assert error(answer)["param"].split(".")[0] == place
+    assert "SamplingParams" not in error(answer)["message"], "no name of a field of the body"
 
 
 @pytest.mark.parametrize(
