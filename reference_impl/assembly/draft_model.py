@@ -70,7 +70,8 @@ def check_draft_model(
     if draft.config.vocab_size != target.config.vocab_size:
         raise ConfigError(
             f"{given}: expected the target's vocabulary of {target.config.vocab_size:,} tokens, found "
-            f"{draft.config.vocab_size:,}: take a draft model of the same family"
+            f"{draft.config.vocab_size:,}: take a draft whose config.json has the target's vocab_size. Padding counts, "
+            "too: models of one family may differ in it, and do not go together"
         )
     method = method_of(draft)
     if config.speculative not in ("off", method):

@@ -105,7 +105,7 @@ def test_a_draft_model_that_cannot_guess_for_the_target_is_refused_by_name(rando
     elsewhere = copy.copy(target)
     elsewhere.device = torch.device("meta")
     wrong: list[tuple[Any, str]] = [
-        (random_model("float64", vocab_size=62), "expected the target's vocabulary of 61 tokens, found 62"),
+        (random_model("float64", vocab_size=62), "61 tokens, found 62: take a draft whose .* Padding counts, too"),
         (random_model("float64", max_position_embeddings=100), r"for 128 tokens .* found 100: set max_model_len=100"),
         (window(), "Parts.draft_model, Decoder has layers with a sliding window of 6 tokens"),
         (elsewhere, "expected it on cpu, with the target, found it on meta"),
