@@ -67,7 +67,9 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
-    model = fingerprint(made.model.config, made.model.dtype)
+    from reference_impl.models.identity import weights_of
+
+    model = fingerprint(made.model.config, made.model.dtype, weights_of(made.model))
     # Pages of another model or format have other keys. By layer: the order of a page's bytes; 2: since "kivi" has
     # channels last, so that older pages are not found.
     root = f"by layer 2 {model} {config.kv_dtype} {specs!r}".encode()

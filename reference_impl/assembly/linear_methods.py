@@ -18,6 +18,7 @@ from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
+from reference_impl.models.moe import expert_layers
 from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
 from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 
@@ -55,6 +56,20 @@ def choose_methods(
         return choose_method(quantization, dtype, device, kernels)
     kind_of, method_of = quantization, functools.cache(lambda kind: choose_method(kind, dtype, device, kernels))
     return lambda name: method_of(kind_of(name))
+
+
+def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
+    """In a word what quantization makes of weights; "" for "none". Of a function: what it answers, layer by layer."""
+    if not callable(quantization):
+        return "" if quantization == "none" else quantization
+    sparse = config.experts.layers if config.experts is not None else ()
+    names = [
+        f"model.layers.{i}.{name}"
+        for i in range(config.num_layers)
+        for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        if not (i in sparse and name.startswith("mlp"))
+    ]
+    return " ".join(quantization(name) for name in (*names, *expert_layers(config), "lm_head"))
 
 
 def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Head:

@@ -12,7 +12,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.compiled import compile_one_row, methods_to_compile
-from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
+from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of, what_is_made
 from reference_impl.assembly.stored_weights import (
     embedding_layout,
     methods_of_layouts,
@@ -30,6 +30,7 @@ from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.gguf_file import GgufFile, is_gguf
 from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
+from reference_impl.models.identity import Checkpoint
 from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
 from reference_impl.models.moe import expert_layers
 from reference_impl.models.quantization.head import all_linears, decoded_embedding, use_stored_head
@@ -63,7 +64,7 @@ def load_model(
     With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ, ...) keeps its
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     """
-    folder = Path(folder)
+    folder, own_method = Path(folder), linear_method is not None
     if is_gguf(folder):
         return _load_gguf(folder, dtype, device, max_position, kernels, quantization, linear_method)
     own = linear_method is None and quantization == "none"
@@ -82,6 +83,8 @@ def load_model(
         check_tied(files, folder / "config.json")
     check_forms(all_linears(model), files)
     fill(model, table, files, spare_tensors(model))
+    if not own_method:  # else nothing says what it makes of the weights
+        model.checkpoint = Checkpoint(folder, what_is_made(quantization, config))
     return _finished(model, folder, kernels)
 
 
@@ -109,6 +112,7 @@ def _load_gguf(
     model = build_model(config, dtype, device, max_position, kernels, linear_method=methods)
     what = f"a {config.architecture} with this metadata"
     store_tensors(_table(model, path), gguf_tensors(file, config), str(path), model.dtype, what)
+    model.checkpoint = Checkpoint(path)
     return _finished(model, path, kernels)
 
 

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 def facts_of(engine: Engine) -> Facts:
     """What a planner and a worker, two halves of one engine, must have in common."""
-    model = engine.model
+    from reference_impl.models.identity import weights_of
+
+    model, stores = engine.model, isinstance(engine.kv, FetchesPages)
+    name = fingerprint(model.config, str(model.dtype).removeprefix("torch."), weights_of(model) if stores else "")
     return Facts(
-        fingerprint(model.config, str(model.dtype).removeprefix("torch.")), tuple(engine.kv_specs), engine.num_blocks,
-        engine.num_host_blocks, engine.config.max_num_seqs, engine.max_model_len, isinstance(engine.kv, FetchesPages),
+        name, tuple(engine.kv_specs), engine.num_blocks, engine.num_host_blocks, engine.config.max_num_seqs,
+        engine.max_model_len, stores,
     )  # fmt: skip
 
 
@@ -100,7 +103,7 @@ def split_engine(
         planned = _as_there(config, worker.facts)
         elsewhere: Any = _Elsewhere()
         with_worker = dataclasses.replace(parts, executor=worker, kv_cache=elsewhere, attention=elsewhere)
-        engine = Engine(outline(folder, dtype, device), planned, with_worker)
+        engine = Engine(outline(folder, dtype, device, quantization), planned, with_worker)
         facts_of(engine).check(worker.facts)
     except BaseException:
         worker.close()
@@ -133,13 +136,20 @@ def _as_there(config: EngineConfig, facts: Facts) -> EngineConfig:
     return dataclasses.replace(there, swap_bytes=blocks * each) if blocks else there
 
 
-def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
-    """What planning asks of a model: its configuration, and how many bytes a value of its cache has. No weights."""
+def outline(folder: Path, dtype: str, device: str = "cpu", quantization: Quantizations = "none") -> Any:
+    """What planning asks of a model: its configuration, how many bytes a value of its cache has, and from where its
+    weights are. None of them is here."""
     import torch
+
+    from reference_impl.assembly.linear_methods import what_is_made
+    from reference_impl.models.identity import Checkpoint
 
     config, kind = read_config(folder, quantized=True), SimpleNamespace(type=torch.device(device).type)
     rotary = SimpleNamespace(max_position=config.max_position)
-    return SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary)
+    checkpoint = Checkpoint(Path(folder), what_is_made(quantization, config))
+    return SimpleNamespace(
+        config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary, checkpoint=checkpoint
+    )
 
 
 class _Elsewhere:

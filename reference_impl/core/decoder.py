@@ -113,6 +113,7 @@ class Decoder(nn.Module):
     """
 
     normalize = staticmethod(reference.rms_norm)
+    checkpoint: object = None  # what its weights were loaded from, if anything
 
     def __init__(
         self,

@@ -55,9 +55,10 @@ class Facts:
             )
 
 
-def fingerprint(config: Any, dtype: Any) -> str:
-    """Of a model's configuration and dtype, 16 hexadecimal digits. Two checkpoints of one shape are alike to it."""
-    return hashlib.sha256(f"{config!r} {dtype}".encode()).hexdigest()[:16]
+def fingerprint(config: Any, dtype: Any, weights: str = "") -> str:
+    """Of a model's configuration, dtype and weights (see `weights_of`), 32 hexadecimal digits. Without weights two
+    checkpoints of one shape are alike to it: enough where nothing is kept."""
+    return hashlib.sha256(f"{config!r} {dtype} {weights}".encode()).hexdigest()[:32]
 
 
 class WorkerError(RuntimeError):

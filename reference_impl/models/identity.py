@@ -1,0 +1,129 @@
+"""Which weights a model has: a hash that is the same in every process that loads them, whatever it makes of them.
+
+Of a checkpoint it covers the tensors as they are stored: names, dtypes, shapes, bytes. They are cut into chunks of a
+fixed size, each is read once, and the chunks' hashes are combined in the order of the tensors' names: so it does not
+matter who hashes which chunk, nor how a checkpoint is cut into files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.models.gguf_file import GgufFile, is_gguf
+from reference_impl.models.loader import CheckpointError, weight_files
+from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.models.quantization.head import all_linears
+
+CHUNK = 16 << 20  # bytes; another size gives other hashes
+_THREADS = min(4, os.cpu_count() or 1)  # hashlib lets others run meanwhile; a disk is busy with four
+
+
+class Stored(NamedTuple):
+    """A tensor in a file. form: its dtype and shape, as the file says them."""
+
+    name: str
+    form: str
+    file: Path
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a model's weights were loaded from. made: what was asked for that changes their values, such as "int8"."""
+
+    path: Path
+    made: str = ""
+
+    @cached_property
+    def weights(self) -> str:
+        """64 hexadecimal digits; all weights are read for them, when they are first asked for. CheckpointError for
+        files that cannot be read."""
+        return hashlib.sha256(f"{stored_hash(stored_tensors(self.path))} {self.made}".encode()).hexdigest()
+
+
+def weights_of(model: Decoder) -> str:
+    """64 hexadecimal digits, of the checkpoint that a model was loaded from, or else of its tensors in memory. Who
+    changes a model after it was loaded sets `checkpoint` to None."""
+    checkpoint = getattr(model, "checkpoint", None)
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint.weights
+    total = hashlib.sha256()
+    for name, tensor in _tensors(model):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        total.update(hashlib.sha256(_bytes(tensor)).digest())
+    return total.hexdigest()
+
+
+def stored_hash(tensors: Iterable[Stored]) -> str:
+    total, pieces = hashlib.sha256(), [(one, at) for one in sorted(tensors) for at in range(0, one.size or 1, CHUNK)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for (one, at), digest in zip(pieces, pool.map(lambda piece: _chunk(*piece), pieces), strict=True):
+            total.update(f"{one.name} {one.form} {at} ".encode() + digest)
+    return total.hexdigest()
+
+
+def stored_tensors(path: Path) -> list[Stored]:
+    """Of a Hugging Face folder or a GGUF file, from headers alone."""
+    if is_gguf(path):
+        found = GgufFile(path).tensors.values()
+        return [Stored(one.name, f"{one.kind} {list(one.shape)}", path, one.start, one.size) for one in found]
+    return [one for file in weight_files(path) for one in _in_safetensors(file)]
+
+
+def _in_safetensors(file: Path) -> list[Stored]:
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > file.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            table = json.loads(opened.read(length))
+        table.pop("__metadata__", None)
+        return [
+            Stored(name, f"{entry['dtype']} {entry['shape']}", file, 8 + length + begin, end - begin)
+            for name, entry in table.items()
+            for begin, end in [entry["data_offsets"]]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
+
+
+def _chunk(tensor: Stored, at: int) -> bytes:
+    expected = min(CHUNK, tensor.size - at)
+    with tensor.file.open("rb", buffering=0) as opened:
+        opened.seek(tensor.start + at)
+        data = opened.read(expected) if expected else b""
+    if len(data) != expected:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name}: the file has become shorter: download it again")
+    return hashlib.sha256(data).digest()
+
+
+def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """All that products and norms read, by names that another process gives them, too."""
+    yield "embedding", model.embedding
+    if model.lm_head is not None and not model.lm_head.is_meta:
+        yield "lm_head", model.lm_head
+    yield from model.norms().items()
+    for linear in all_linears(model):
+        yield from ((f"{linear.name} {word}", tensor) for word, tensor in linear.params.items())
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.norms().items())
+        if isinstance(layer.mlp, MixtureOfExperts):
+            yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.mlp.tensors().items())
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
