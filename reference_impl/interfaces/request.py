@@ -38,7 +38,8 @@ class SamplingParams:
     allowed_token_ids: no other token is drawn. min_tokens: before so many are generated neither an end token nor one of
     stop_token_ids is drawn, and stop strings do not count.
     include_stop_str_in_output: the text keeps the stop string, or stop token, that ended it. skip_special_tokens: the
-    text leaves special tokens out. detokenize False: token ids only, no text and no stop strings.
+    text leaves special tokens out, so that, as in vLLM, a stop string that is one ends nothing: with False it does, and
+    so does its id in stop_token_ids. detokenize False: token ids only, no text and no stop strings.
     bad_words: vLLM's; must be empty, since it is not implemented.
     """
 
