@@ -109,8 +109,7 @@ class DecoderLayer(nn.Module):
 
 class Decoder(nn.Module):
     """A model, still without weights. methods: from the name of a linear layer (see `Linear`) to its method; None: all
-    are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given.
-    """
+    are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given."""
 
     normalize = staticmethod(reference.rms_norm)
     checkpoint: object = None  # what its weights were loaded from, if anything
