@@ -202,19 +202,14 @@ def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Downl
 
     Raises CourseError where neither says it.
     """
-    used: set[str] = set()
-
-    def told(entry: Entry) -> str | None:
-        keys = [key for key in (str(entry.path), entry.path.parts[0]) if key in whose]
-        used.update(keys)
-        return whose[keys[0]].strip() if keys else None
-
     owned: Files = []
     ignored = list(download.ignored)
     questions: list[str] = []
     clear: list[tuple[Entry, list[Reading]]] = [(entry, [(owner,)]) for owner, entry in download.owned]
+    entries = [entry for entry, _ in [*clear, *download.doubtful]]
+    told, unknown = _named(entries, whose)
     for entry, alternatives in [*clear, *download.doubtful]:
-        student = told(entry)
+        student = told.get(entry.names)
         if student == "":
             ignored.append(entry.path)
         elif student is not None:
@@ -230,12 +225,60 @@ def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Downl
                 owned += [(owner, entry) for owner in fit[0]]
             else:
                 who = " or ".join(f"{reading[0].person} ({reading[0].name})" for reading in alternatives[:5])
-                questions.append(f'{entry.path} can be of {who}: --whose "{entry.path}={alternatives[0][0].person}"')
-    if unknown := sorted(whose.keys() - used):
+                file = _shown(entry, entries)
+                questions.append(f'{file} can be of {who}: --whose "{file}={alternatives[0][0].person}"')
+    if unknown:
         raise CourseError(f"--whose names no file and no folder in it: {', '.join(unknown)}")
     if questions:
         raise CourseError(_question("it is doubtful whose these files are", questions))
     return replace(download, owned=owned, ignored=ignored, doubtful=[])
+
+
+def _named(entries: list[Entry], whose: Mapping[str, str]) -> tuple[dict[tuple[str, ...], str], list[str]]:
+    """The student of each file that --whose names, by the file's `names`, and the keys that name nothing.
+
+    A key is a file or a folder as it is, else as `escaped` writes it, else as it is shown. Of a file and its folder the
+    file's counts. Raises CourseError where what is shown is two files or two folders, which look alike.
+    """
+    told: dict[int, dict[tuple[str, ...], str]] = {1: {}, 2: {}}  # of folders, of files
+    unknown = []
+    for key, student in sorted(whose.items()):
+        kinds: list[Callable[[Entry], str]] = [
+            lambda entry: "/".join(entry.given),
+            escaped,
+            lambda entry: str(entry.path),
+        ]
+        for kind in kinds:
+            files = [entry for entry in entries if kind(entry) == key]
+            inside = [entry for entry in entries if kind(_top(entry)) == key]
+            if files or inside:
+                break
+        alike = sorted({escaped(entry) for entry in files} | {escaped(_top(entry)) for entry in inside})
+        if len(alike) > 1:
+            raise CourseError(
+                f"--whose {key!r} fits {len(alike)} names that look alike: {', '.join(alike)}. Nothing was taken in. "
+                "Give one of them as it is written here"
+            )
+        told[2] |= dict.fromkeys((entry.names for entry in files), student.strip())
+        told[1] |= dict.fromkeys((entry.names for entry in inside), student.strip())
+        unknown += [] if alike else [key]
+    return told[1] | told[2], unknown
+
+
+def _top(entry: Entry) -> Entry:
+    return replace(entry, path=PurePosixPath(entry.path.parts[0]), names=entry.given[:1])
+
+
+def escaped(entry: Entry) -> str:
+    """A file's path with all but ASCII written as escapes: names that look alike differ here."""
+    return "/".join(entry.given).encode("unicode_escape").decode()
+
+
+def _shown(entry: Entry, entries: list[Entry]) -> str:
+    """A file's path as --whose takes it: escaped where another file, or another's folder, looks the same."""
+    alike = {escaped(_top(one)) for one in entries if one.path.parts[0] == entry.path.parts[0]}
+    same = {escaped(one) for one in entries if one.path == entry.path}
+    return escaped(entry) if max(len(alike), len(same)) > 1 else str(entry.path)
 
 
 def _fitting(alternatives: list[Reading], roster: Roster) -> list[Reading]:
@@ -278,7 +321,8 @@ def _people(root: Path, roster: Roster, download: Download, done: Collected) -> 
     for student_id, found in sorted(people.items()):
         own = [files for files in found if files[0][0].claim]  # what the instructor gave a student is no claim
         if len(own) > 1:
-            questions.append(f"{student_id}: {' and '.join(str(files[0][1].path) for files in own[:5])}")
+            named = [_shown(files[0][1], [entry for _, entry in download.owned]) for files in own[:5]]
+            questions.append(f"{student_id}: {' and '.join(named)}")
     if questions:
         raise CourseError(_question("two claim to be one student", questions))
     return {student_id: [one for files in found for one in files] for student_id, found in people.items()}

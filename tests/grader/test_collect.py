@@ -363,6 +363,39 @@ def test_two_spellings_of_a_name_are_not_one_student(
         collect(root, "01_toy", disk.write(tmp_path / "in", files))
 
 
+def test_whose_tells_names_apart_that_look_alike(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    save_roster(root, Roster({"eve": Student("eve", "Éve", "Li")}))
+    composed, decomposed = "\u00e9ve Li", "e\u0301ve Li"
+    source = disk.write(
+        tmp_path / "in", {f"{composed}/toy.ipynb": notebook("right"), f"{decomposed}/toy.ipynb": notebook("wrong")}
+    )
+    with pytest.raises(CourseError) as stopped:
+        collect(root, "01_toy", source)
+    assert r"e\u0301ve Li/toy.ipynb" in str(stopped.value)
+    assert r"\xe9ve Li/toy.ipynb" in str(stopped.value)
+    for key, answer in (
+        (decomposed, "right"),
+        (f"{composed}/toy.ipynb", "wrong"),
+        (r"e\u0301ve Li", "right"),
+        (r"\xe9ve Li/toy.ipynb", "wrong"),
+    ):
+        collect(root, "01_toy", source, whose={key: ""})
+        assert disk.answer(root, "eve") == answer
+
+
+def test_whose_never_gives_two_files_by_one_name_that_is_shown(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    """Three spellings of one name are shown alike; what is typed as shown, and is none of them, would mean all."""
+    spellings = ("s\u0323\u0307", "s\u0307\u0323", "\u1e61\u0323")
+    source = disk.write(tmp_path / "in", {f"{name}/toy.ipynb": notebook(name) for name in spellings})
+    for key in ("\u1e69", "\u1e69/toy.ipynb"):
+        with pytest.raises(CourseError, match="fits 3 names that look alike") as stopped:
+            collect(root, "01_toy", source, whose={key: "ada"})
+        assert r"\u1e61\u0323" in str(stopped.value)
+    assert not (root / "received" / "ada").exists()
+
+
 @pytest.mark.parametrize(
     "twin", ["ada\u200b", "ada\u202e", "\ufeffada", "ad\u0430", "ada\u00ad", "\uff41da", "a\u0301da"]
 )
