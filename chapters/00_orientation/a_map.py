@@ -162,8 +162,8 @@ show(
 # | network | more GPUs without a speedup | what to split, and how (11, 12), when to move a cache (13) |
 #
 # Chapter 01 gives the formulas, and chapter 10 is about long contexts, where three of the four bind. Chapters 15 to 19
-# put it together: serving under latency objectives, cost, images and audio, quality, the interview. (The chapters
-# above 06 are planned. Where a text names one of them, it says what that chapter will be about.)
+# put it together: serving under latency objectives, cost, images and audio, quality, the interview. (Some
+# are planned: the map in START.ipynb marks them. Where a text names one, it says what that chapter will be about.)
 
 # %% name="chapters-figure" jupyter={"source_hidden": true}
 MAIN, SIDE = 2, 1
@@ -198,7 +198,7 @@ show(
 # %% [markdown] name="goals"
 # ### After this course you can
 #
-# The chapters stand in parentheses; those above 06 are planned.
+# The chapters stand in parentheses; the map in START.ipynb marks those that are planned.
 #
 # - say for any step of any model whether compute, bandwidth, capacity or network binds, with numbers (00, 01, 16);
 # - compute the operations of prefill and decode, and TTFT and TPOT from them, by hand (01);
@@ -477,7 +477,7 @@ print(f"operations per token of the 8B: {per_read / 1e9:.1f} GFLOP read, {per_wr
 
 # %% [markdown] name="measure-reading"
 # A token costs about the same number of operations, read or written. Yet writing one takes many times as long. So
-# arithmetic is not what limits decode: each pass reads all weights to produce one token.
+# arithmetic is not what limits decode: each pass of a dense model reads all weights to produce one token.
 #
 # Why is the gap different on your machine? On a CPU it is smaller: its arithmetic is slow compared with its memory, so
 # 512 tokens at once already take a good part of the time. `b_roofline` measures how much. On a GPU with a model this
@@ -818,8 +818,8 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="map"))
 # - Generation: run, take the last row, choose, append, repeat. `N` outputs take `N` passes; the prefill gives the
 #   first. (Prompts in chunks take more passes, accepted drafts fewer.)
 # - Prefill: known tokens, one pass, like training. Decode: one token per pass, because each needs the one before.
-# - Operations per token are about the same in both at a similar context. A decode pass reads all weights for one token
-#   per request.
+# - Operations per token are about the same in both at a similar context. A decode pass of a dense model reads all
+#   weights for one token per request; one of experts reads those that its tokens choose.
 # - Four things run out: compute, bandwidth, capacity, network. And overhead, on small models.
 # - Answer in three steps: find the bottleneck, put numbers on it, choose the lever that moves that term.
 # - A gain `g` in throughput saves `g / (1 + g)` of a fleet with the same work: 30 % saves 23 %.

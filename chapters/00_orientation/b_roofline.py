@@ -679,7 +679,8 @@ show(
 # Count the steps and compare them with the sizes of your processor's caches. (A level that one core reads as fast as the
 # one above it makes no step, and a shared level is smaller for you while other programs use it.)
 #
-# On a GPU the same experiment needs a kernel, because a library call is never alone in its cache. This one, in Triton,
+# On a GPU the same experiment needs a kernel, because a call of a library (a copy, a sum) chooses
+# itself what it reads in which order and where it writes, and its result takes room in the same cache. This one, in Triton,
 # is one program per SM, each of which walks its own part of a set `rounds` times and keeps the sum in registers. With a
 # GPU the cell after it (folded) times sets that fit into the L1 caches, into L2, and into neither. Without one Triton's
 # interpreter runs the kernel on a small set, and only the sum is checked: the interpreter's times say nothing.

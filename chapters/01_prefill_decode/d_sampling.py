@@ -304,7 +304,8 @@ show(
 # ### What does it cost?
 #
 # Sampling is not free. The logits of a step are `requests × vocabulary × 4` bytes in fp32, and each operation
-# (temperature, softmax, sum) reads and writes them once. Sorting goes over them many times. First the sampler's share
+# reads or writes them once or a few times: a temperature reads and writes them, a softmax reads its input two or three
+# times (its maximum, its sum, its values) and writes once, a sum reads and writes one number a row. Sorting goes over them many times. First the sampler's share
 # of a step in this engine, decoding 16 requests (`watched`, folded, runs them with a stopwatch around the sampler):
 
 

@@ -191,7 +191,8 @@ widgets.table(rows, ["values between threads", "sectors of device memory", "aske
 
 # %% [markdown] name="warp-reading"
 # Neighbouring threads should read neighbouring values: that is **coalescing**. A tile that is 32 values wide and read
-# by columns is the worst case of shared memory; with one unused value at the end of each row, so 33, it is the best. A
+# by columns is the worst case of shared memory for values of 4 bytes, the width of a bank; with one unused value at the
+# end of each row, so 33, it is the best. (Values of 2 bytes share a bank by twos, values of 8 take two banks each.) A
 # CUDA programmer lays out such paddings and swizzles by hand, CUTLASS has names for them, and Triton's compiler chooses
 # them itself.
 #

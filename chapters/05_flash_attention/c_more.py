@@ -958,7 +958,7 @@ print(widgets.reveal("05c-turned", rmse["one scale per tensor"] / rmse["and Q, K
 widgets.table([(name, f"{error:.2e}") for name, error in rmse.items()], ["FP8", "RMSE"])
 
 # %% [markdown] name="fp8-reading"
-# Scales per tile change nothing here: every tile has its outliers, and a floating-point code has the same relative
+# Scales per tile change little here: every tile has its outliers, and a floating-point code has the same relative
 # precision for a tenth of a value as for the value. They matter where tiles differ by more than the format's range. The
 # rotation removes the outliers themselves. The remaining error comes from V and P. (The paper reports 2.6 times less
 # error than its own FP8 baseline.)

@@ -514,7 +514,8 @@ widgets.table(rows, heads)
 # %% [markdown] name="birthday-reading"
 # By chance 64 bits suffice for one server, and 128 for all of them. By intent, 64 bits are a matter of seconds, and 128
 # bits hold only if there is no shortcut: a hash that was built for speed has been designed against chance, not against
-# somebody who studies it. A hash is called *cryptographic* when nobody has found a shortcut in spite of trying.
+# somebody who studies it. A *cryptographic* hash is designed against that, and is worth something as long as nobody has
+# found a shortcut in spite of trying: MD5 and SHA-1 were designed so, have known shortcuts, and are no longer to be used.
 #
 # vLLM has been through this. It used Python's built-in `hash`, which has 64 bits and is salted for strings and bytes only. Tuples
 # of token ids have the same hash in every process:

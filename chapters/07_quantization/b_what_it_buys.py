@@ -74,8 +74,8 @@ widgets.reveal("07b-gain", before.bound / after.bound)
 #
 # - **Bytes per step**: a decode step reads all weights, and each request's cache. Fewer bits, fewer bytes.
 # - **Fit**: what is smaller leaves room for the cache, or fits at all.
-# - **Arithmetic**: tensor cores multiply FP8 and INT8 faster than BF16, *if both sides are in 8 bits*: on data-centre GPUs
-#   at twice the rate. (Not every GPU has both. A GeForce multiplies INT8, and a B200 FP4, at four times the rate: section
+# - **Arithmetic**: tensor cores multiply FP8 and INT8 faster than BF16, *if both sides are in 8 bits*: an H100 does at
+#   twice the rate. (Not every GPU has both, and not every GPU that has both is fast at both. A GeForce multiplies INT8, and a B200 FP4, at four times the rate: section
 #   8 has the table.)
 #
 # What is quantized decides which of the three you get. The names count bits: W4A16 has weights in 4 bits and activations

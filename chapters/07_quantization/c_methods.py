@@ -197,7 +197,8 @@ widgets.reveal("07c-second", float(moved))
 # $$-\frac{w_i - q_i}{[H^{-1}]_{ii}} \, [H^{-1}]_{ij}$$
 #
 # and column $i$ is then taken out of $H^{-1}$ by one step of Gaussian elimination. Where $[H^{-1}]_{ij}$ is 0, as it is for
-# inputs that have nothing to do with each other, nothing is carried over, and GPTQ is rounding to nearest. All rows of a
+# inputs whose products average to zero, nothing is carried over, and GPTQ is rounding to nearest. (That they are independent
+# is not enough: two independent inputs that are both mostly positive have products that are, too.) All rows of a
 # matrix have the same inputs, so they share $H^{-1}$ and go through the columns in one order. (*Damping*: a hundredth of the
 # mean of $H$'s diagonal is added to it first, so that there is an inverse even where the calibration rows leave directions
 # out.)
@@ -354,7 +355,7 @@ show(
 # `--method awq` does both parts (`--no-clip` leaves the second out), and the search with two things more. What begins a
 # block (query, key and value; gate and up) is judged by the error of the *block's* output, as in the authors' code: how
 # much an error of a query counts only shows behind the softmax. And half of the scales that are tried are divided by a mean
-# of the weights' magnitudes to the power $1 - r$, as in llm-compressor. <!-- stands: reference_impl/models/quantization/awq.py -->
+# of the weights' magnitudes to the power $1 - r$, as llm-compressor does with `duo_scaling="both"`. <!-- stands: reference_impl/models/quantization/awq.py -->
 #
 # ### SmoothQuant: two sides of one product
 #
@@ -445,7 +446,8 @@ widgets.table(rows, ["W8A8, planted 30 times", "largest / rms of x", "of W", "er
 # %% [markdown] name="rotate-reading"
 # Rotating needs no calibration, and flattens whatever is there. It mends less here than smoothing, whose factors are
 # made for exactly these channels. `--method rotate` rotates the residual stream of the whole model; that can be done offline since
-# a norm without a weight commutes with a rotation (its weight goes into the next matrix first). The input of a down
+# an RMSNorm without a weight commutes with a rotation (its weight goes into the next matrix first; a LayerNorm also takes
+# the mean off, which a rotation does not keep, so that has to go into the matrix before it). The input of a down
 # projection has no such place: there QuaRot multiplies by a Hadamard matrix while the model runs.
 
 # %% [markdown] name="measure-text"

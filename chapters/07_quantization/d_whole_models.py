@@ -489,7 +489,8 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="models"))
 #
 # - Sensitivity is measured: one part rounded, the rest exact, KL of the model. Rules of thumb hold for the models they
 #   were made with.
-# - Under a budget: harm removed per bit decides. Harms of single layers roughly add up.
+# - Under a budget: take what removes most harm per bit, and then look for a better choice: that rule is greedy, and 07g
+#   has a case where it ends at more harm than need be. Harms of single layers roughly add up.
 # - NVFP4 takes 4.5 of 16 bits, 0.281, for weights and caches.
 #   <!-- tested: tests/claims/test_chapter_07.py::test_e07_02_nvfp4_has_4_5_bits_for_weights_and_for_the_cache -->
 # - A checkpoint says in config.json what is stored how, and what is not quantized.

@@ -174,8 +174,9 @@ widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 # %% [markdown] name="scratch-reading"
 # The column "off" is the **total variation** between what comes out and p, TV for short: half of Σ |out − p|, the
 # probability that would have to move from some tokens to others. Two rules are exact. Accepting on a match is exact if the *same* mismatching sample is given out, but it keeps only
-# Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more: a guess and a token of p cannot be equal more often
-# than that. Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
+# Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more of one guess: it and a token of p cannot be equal
+# more often than that. (Of several guesses in a row an exact rule that judges them together, *block verification*, can keep
+# more.) <!-- source: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 --> Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
 # here than the naive rule's.
 #
 # **The proof**, line by line as in the engine's own file (`reference_impl/annexes/speculative/rejection.py`):
@@ -455,7 +456,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="exact"))
 #
 # - Keep guess x with min(1, p(x)/q(x)); otherwise draw from max(p − q, 0) over its sum. Comes out: min(p, q) +
 #   max(p − q, 0) = p.
-# - Kept: Σ min(p, q) = 1 − TV(p, q), where TV is half of Σ |p − q|. No exact rule keeps more. "Match, else resample from p" is biased; "match, else that
+# - Kept: Σ min(p, q) = 1 − TV(p, q), where TV is half of Σ |p − q|. No exact rule keeps more of a single guess. "Match, else resample from p" is biased; "match, else that
 #   sample" is exact and keeps Σ p·q.
 # - Temperature and filters belong to p (and to q, so that guesses are good). Greedy: keep the argmax.
 # - A guess that was not drawn has q = 1: kept with p(x), else p without x.

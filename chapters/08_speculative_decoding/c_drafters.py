@@ -455,7 +455,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="drafters"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - A draft model guesses one token after another: k passes of the draft, then one of the target over all guesses.
+# - An autoregressive draft model guesses one token after another: k passes of the draft, then one of the target over all guesses.
 # - One guess pays where 1 + a > v(1) + c; with v = 1 where a > c.
 # - A feature head reads the target's hidden state and the token drawn there, and uses the target's embedding and lm_head:
 #   one layer, good guesses, one target.

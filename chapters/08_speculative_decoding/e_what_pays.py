@@ -136,7 +136,7 @@ show(
 #
 # At long contexts the formula gives too much: it lets the products of the matrices run while caches are read. Layers run one
 # after another, so an engine gets less. Without that overlap, with all of the bandwidth and 70 % of the peak FLOP/s in the
-# products (80 % and 50 % in the picture), three guesses at batch 256 make a step of the 8B on this GPU 1.85 times as long at
+# products (80 % and 50 % in the picture), three guesses at batch 256 make a step of the 8B on this GPU 1.81 times as long at
 # a context of 1,500, and 2.6 times at 500.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_08_verifying_drafts_in_a_large_batch_costs_a_longer_step_unless_the_context_is_long -->
 

@@ -48,7 +48,7 @@ widgets.answering(llm, prompts, demo_sampling(), every=4, pause=0.15)
 # %% [markdown] name="map-text"
 # ## The course, and where you are
 #
-# Each notebook takes 30 to 45 minutes and asks you for a number before it shows one. After a chapter's notebooks come its
+# Each notebook asks you for a number before it shows one. After a chapter's notebooks come its
 # quiz and, for most chapters, its lab: you write a part of the engine, and the engine serves text with it. Run the next
 # cell whenever you come back; it reads what you have done so far.
 

@@ -119,7 +119,6 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
             command = [
                 browser,
                 *flags,
-                "--remote-debugging-port=0",
                 f"--user-data-dir={profile}",
                 "--window-size=1000,800",
                 address,
