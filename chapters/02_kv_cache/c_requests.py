@@ -407,7 +407,7 @@ print(repr(first.text), repr(other.text), sep="\n")
 #
 # As of 2026. Names of options change; look them up in the version you run.
 #
-# **vLLM** admits requests while there are free blocks and while `max_num_seqs` and `max_num_batched_tokens` allow. When
+# **vLLM** admits a request if its whole input fits into the free blocks (`scheduler_reserve_full_isl`, on by default), and while `max_num_seqs` and `max_num_batched_tokens` allow. When
 # running requests need more blocks than are free, it preempts one and recomputes its tokens later; since the V1 engine
 # (2025) preemption is always by recomputing. The engine of this course does the same by default.
 #
