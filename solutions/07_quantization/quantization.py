@@ -1274,13 +1274,14 @@ def your_matrix(name, weight, group_size, bits=4):
     codes, steps = check_quantized(weight, group_size, bits)
     packed = None
     if bits == 4:
-        packed, expected = pack_int4(codes), packed_of(codes)
+        packed, expected = pack_int4(codes.clone()), packed_of(codes)  # yours are copies: a call may change them
         same = torch.equal(tensor_of(f"{name}: pack_int4", packed, expected.shape).double(), expected.double())
         assert same, f"{name}: pack_int4 gives other bytes than part 2 says"
-        back = whole_codes(f"{name}: unpack_int4", unpack_int4(expected, codes.shape[1]), codes.shape, 127)
+        back = whole_codes(f"{name}: unpack_int4", unpack_int4(expected.clone(), codes.shape[1]), codes.shape, 127)
         assert torch.equal(back, codes), f"{name}: unpack_int4 gives other codes than were packed"
         packed = expected.contiguous()
-    seen, expected = dequantize(codes, to_yours(steps), group_size), stands_for(codes, steps, group_size)
+    seen = dequantize(codes.clone(), to_yours(steps.clone()), group_size)
+    expected = stands_for(codes, steps, group_size)
     check_close(f"{name}: dequantize", seen, expected, 1e-6)
     return expected.float(), packed, steps
 
@@ -1332,7 +1333,9 @@ class YourCache:
         self.num_calls += 1
         what, reach = f"layer {asked.layer}, {asked.num_tokens} tokens, {self.bits} bits", 2 ** (self.bits - 1) - 1
         keys, values = asked.keys.contiguous(), asked.values.contiguous()
-        found = cache_of(f"{what}: quantize_kv", quantize_kv(keys, values, self.bits), keys.shape, reach)
+        found = cache_of(
+            f"{what}: quantize_kv", quantize_kv(keys.clone(), values.clone(), self.bits), keys.shape, reach
+        )
         k, v = (codes.double() * steps.double()[:, :, None] for codes, steps in (found[:2], found[2:]))
         for name, one, rounded, steps in (("k", keys, k, found[1]), ("v", values, v, found[3])):
             off = float(((one.double() - rounded).abs() / steps.double()[:, :, None]).max())
@@ -1342,7 +1345,7 @@ class YourCache:
             largest = one.double().abs().amax(2)
             wide = float((steps.double() * reach / largest.clamp(min=1e-30) - 1).abs().max())
             assert wide < 1e-5, f"{what}: quantize_kv: a scale of {name} is off by {wide:.2g}"
-        seen, expected = attend_kv(asked.q[0], *your_cache(*found)), whole(asked.q[0], k, v)
+        seen, expected = attend_kv(asked.q[0].clone(), *your_cache(*found)), whole(asked.q[0], k, v)
         check_close(f"{what}: attend_kv", seen, expected, 1e-4, ("head", "column"))
         return expected.float()[None]
 
