@@ -42,7 +42,7 @@ def of_one_row() -> str:
 def how(method: type) -> str:
     """Of a LinearMethod that a CPU's models have."""
     if method is CpuInt8:
-        return f"torch's 8-bit product up to {few_rows()} rows, a wider copy of the weight beyond"
+        return f"torch's 8-bit product up to {few_rows()} rows of 16 bits, a wider copy of the weight beyond"
     return _WORDS[method]
 
 

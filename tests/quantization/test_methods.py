@@ -76,7 +76,7 @@ def check_product(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("method", "in_features"),
     [(CpuInt4, 32), (CpuInt4, 192), (CpuInt4, 256), (CpuInt8, 17), (CpuInt8, 24), (CpuInt8, 16), (CpuInt8, 208)],
@@ -85,13 +85,32 @@ def test_on_a_cpu(
     method: Callable[[torch.dtype], Int4 | Int8], in_features: int, dtype: torch.dtype, bias: bool
 ) -> None:
     made = method(dtype)
+    wide = isinstance(made, CpuInt8) and dtype.itemsize > 2  # computed in what was asked for
     for parts in (PARTS, {"o_proj": 32}, {"down_proj": 1}):
         linear, _, offsets = loaded(made, in_features, parts, bias)
         stored = meant(made, linear.params)
         made.finish(linear.params)
         for rows in ROWS:
             x = normal(rows, in_features, seed=3).to(dtype)
-            check_product(linear(x), x, stored, offsets, torch.bfloat16)
+            check_product(linear(x), x, stored, offsets, dtype if wide else torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_int8_of_a_cpu_is_computed_in_the_models_dtype_or_by_name_in_bfloat16(dtype: torch.dtype) -> None:
+    """A row's product has the digits of the dtype whatever rows are beside it, also of a weight converted in parts; by
+    name it has bfloat16's."""
+    x = normal(64, 1024, seed=3).to(dtype)
+    digits = {}
+    for by_name in (False, True):
+        made = CpuInt8(dtype, in_bfloat16=by_name)
+        linear, _, _ = loaded(made, 1024, {"o_proj": 4100}, bias=False)
+        exact = x.double() @ meant(made, linear.params).T
+        made.finish(linear.params)
+        found = [linear(x), torch.cat([linear(x[:1]), linear(x[1:])])]
+        assert all(y.dtype is dtype for y in found)
+        digits[by_name] = max(float((y.double() - exact).norm() / exact.norm()) for y in found)
+    assert digits[False] < 16 * torch.finfo(dtype).eps
+    assert 2.0**-10 < digits[True] < 2.0**-7
 
 
 def test_rows_that_do_not_lie_side_by_side() -> None:

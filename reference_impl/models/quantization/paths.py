@@ -207,7 +207,7 @@ class CpuFourBits(FourBitIntegers):
 
 class CpuEightBits(EightBitIntegers):
     """`CpuInt8`'s product, one scale per output, in bfloat16: taken where each scale of the checkpoint is one, exactly.
-    x is rounded to bfloat16 before, and y after."""
+    Of 16 bits, x is rounded to bfloat16 before, and y after; float32 stays."""
 
     name = "int8 of the CPU"
 
