@@ -203,10 +203,9 @@ widgets.table(rows, ["planted keys: a scale per", "INT8", "INT4"])
 # ## 4. The same thing inside the engine
 #
 # `kv_dtype="int8"` or `"fp8"`: each head of a token has codes of 8 bits and a scale of 32. `"int4"`: codes of 4 bits, a
-# scale and a least number of 16 bits each. `"kivi"` splits as above: keys by channel over a block, values by token. Blocks
-# that are not full lie beside the pool in 16 bits, one or more for each request; a query reads its own block so, and the
-# blocks before it in codes. That depends on positions alone, and so a text does not on how its prompt was cut into steps.
-# The others round as they write, here in 8 bits:
+# scale and a least number of 16 bits each. Tokens are rounded as they are written, so
+# a text does not depend on how its prompt was cut into steps. No format of the engine splits keys by channel: a block's
+# scales are known when it is full, so its last tokens would need a place of their own. Here in 8 bits:
 
 # %% name="engine-source"
 print(inspect.getsource(EightBitKVCache.write))
@@ -241,7 +240,7 @@ widgets.table(rows, ["cache", "bits of a key", "bits a value", "bytes a token, a
 
 # %% name="engine-run"
 prompt, rows = "def read_lines(path):\n", []
-for kv_dtype in ("auto", "int8", "fp8", "fp8_e5m2", "int4", "kivi"):
+for kv_dtype in ("auto", "int8", "fp8", "fp8_e5m2", "int4"):
     served = LLM(FOLDER, dtype="bfloat16", kv_dtype=kv_dtype, kv_cache_bytes=2**20, max_num_seqs=2)
     [output] = served.generate([prompt], SamplingParams(max_tokens=24, temperature=0))
     engine = served.engine

@@ -168,8 +168,6 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
     if stored is None:
         return
     asked = f"kv_dtype={config.kv_dtype!r} needs"
-    if stored.keys_by_channel:
-        return _check_open_blocks(asked, kv_cache, attention)
     if kv_cache is not None and not has_scales(kv_cache):
         raise ConfigError(
             f"{asked} a cache with scales(layer), as EightBitKVCache has; "
@@ -186,18 +184,6 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
             f"{asked} an attention backend that takes two codes out of a byte and says so with reads_four_bits = True; "
             f"Parts.attention, {type(attention).__name__}, does not: change it, or use kv_dtype='int8' or 'auto'"
         )
-
-
-def _check_open_blocks(asked: str, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
-    for what, name, part in (
-        ("a cache", "keeps_open_blocks", kv_cache),
-        ("an attention backend", "reads_open_blocks", attention),
-    ):
-        if part is not None and not getattr(part, name, False):
-            raise ConfigError(
-                f"{asked} {what} with {name} = True, as annexes/kv_formats has them, and "
-                f"{type(part).__name__} is none: leave it out, or use kv_dtype='int4' or 'auto'"
-            )
 
 
 def check_page_store(store: PageStore | LayeredPageStore) -> None:

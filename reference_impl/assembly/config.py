@@ -65,8 +65,7 @@ class EngineConfig:
     longer than with "torch".
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
-    head of a token), "kivi" (int4, but keys have a scale and a least number for each channel of a block; a query reads
-    its own block as it is); see annexes/kv_formats/formats.py.
+    head of a token); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode, with guesses or without, are replayed as CUDA graphs; "auto": on a GPU, with
     our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no

@@ -6,14 +6,10 @@ What computes is imported where it is made: a simulated GPU brings its own, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
 from reference_impl.annexes.grammars.guesses import ShowsGuesses
-from reference_impl.annexes.kv_formats.formats import kv_format
-from reference_impl.annexes.kv_formats.spec import ByChannelSpec, kept_window
-from reference_impl.annexes.kv_formats.whole_blocks import WholeBlockPlanner
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
@@ -21,7 +17,7 @@ from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec, exit_layer, must_follow
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
-from reference_impl.assembly.kv_cache import kv_cache, of_drafts
+from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.assembly.speculation import lookahead_of, tree_of
@@ -51,8 +47,7 @@ if TYPE_CHECKING:
 
 
 def planner_for(made: Made) -> ForkingPlanner:
-    kind = WholeBlockPlanner if isinstance(made.kv_specs[0], ByChannelSpec) else ForkingPlanner
-    return kind(made.config.block_size)
+    return ForkingPlanner(made.config.block_size)
 
 
 def make_kv_manager(made: Made, parts: Parts) -> KVManager:
@@ -61,8 +56,7 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
     host_pool = BlockPool(made.num_host_blocks) if made.num_host_blocks else None
     if parts.page_store is None:
-        windows, whole = [kept_window(spec) for spec in specs], isinstance(specs[0], ByChannelSpec)
-        return kv_manager(pool, config.block_size, windows, index, host_pool, whole)
+        return kv_manager(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
     check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
@@ -70,11 +64,9 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     from reference_impl.models.identity import weights_of
 
     model = fingerprint(made.model.config, made.model.dtype, weights_of(made.model))
-    # Pages of another model or format have other keys. By layer: the order of a page's bytes; 2: since "kivi" has
-    # channels last, so that older pages are not found.
+    # Pages of another model or format have other keys. By layer 2: the order of a page's bytes.
     root = f"by layer 2 {model} {config.kv_dtype} {specs!r}".encode()
-    whole = isinstance(specs[0], ByChannelSpec)
-    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool, whole)
+    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
 def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
@@ -104,10 +96,7 @@ def make_cache(made: Made) -> KVCache:
 
 def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
     model = made.model
-    c = made.config
-    return kv_cache(
-        made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, c.kv_dtype, c.max_num_seqs
-    )  # fmt: skip
+    return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
 
 
 def make_draft(
@@ -132,9 +121,8 @@ def make_draft(
     if isinstance(draft, MedusaHeads):
         return MedusaDraft(draft, new, torch.zeros(size, dtype=draft.dtype, device=draft.device))
     spec = draft_spec(draft, made.config)
-    config = replace(made.config, kv_dtype=of_drafts(made.config.kv_dtype))
-    cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, config.kv_dtype)
-    attention = make_attention(draft, config)
+    cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, made.config.kv_dtype)
+    attention = make_attention(draft, made.config)
     if not isinstance(draft, FeatureHead):
         return DraftModel(draft, cache, attention, [spec], new)
     ahead = torch.zeros(size, dtype=draft.dtype, device=draft.device)
@@ -142,17 +130,8 @@ def make_draft(
 
 
 def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
-    c, stored = model.config, kv_format(config.kv_dtype)
-    by_channel, with_triton = stored is not None and stored.keys_by_channel, computes_with_triton(model, config)
-    if by_channel and with_triton:
-        from reference_impl.annexes.kv_formats.open_triton import TritonOpenBlockAttention
-
-        return TritonOpenBlockAttention(c.attention_scale, c.attention_softcap)
-    if by_channel:
-        from reference_impl.annexes.kv_formats.open_attention import OpenBlockAttention
-
-        return OpenBlockAttention(c.attention_scale, model.dtype, c.attention_softcap)
-    if with_triton:
+    c = model.config
+    if computes_with_triton(model, config):
         from reference_impl.annexes.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.kv_cache import of_drafts, widths
+from reference_impl.assembly.kv_cache import widths
 from reference_impl.assembly.parts import Drafts, Parts
 from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT, tree_of
 from reference_impl.interfaces import KVSpec
@@ -52,7 +52,7 @@ def exit_layer(config: EngineConfig, target: Decoder) -> int:
 def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
     """Of all its layers."""
     c = draft.config
-    each = widths(of_drafts(config.kv_dtype), draft.dtype)
+    each = widths(config.kv_dtype, draft.dtype)
     return KVSpec(c.num_layers, c.num_kv_heads, c.head_dim, config.block_size, **each)
 
 

@@ -17,7 +17,6 @@ from reference_impl.annexes.biases.engine import BiasingEngine
 from reference_impl.annexes.failing.engine import FailingEngine
 from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
 from reference_impl.annexes.grammars.guesses import StepMasks, shown_guesses
-from reference_impl.annexes.kv_formats.spec import kept_window
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
 from reference_impl.annexes.pooling.engine import PoolingEngine, check_pooling, check_rows
@@ -100,7 +99,7 @@ class Engine(
     @property
     def max_request_len(self) -> int:
         """Most tokens a request may have now, beside what is pinned: all but the last one need a slot in the cache."""
-        windows = [kept_window(spec) for spec in self.kv_specs]
+        windows = [spec.window for spec in self.kv_specs]
         fits = longest_sequence(self.num_unpinned, self.block_size, windows, self.config.max_num_batched_tokens)
         return min(self.max_model_len, fits + 1)
 

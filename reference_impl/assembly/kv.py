@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reference_impl.annexes.kv_formats.whole_blocks import WholeBlocks, WholeBlocksOnHost
 from reference_impl.annexes.overlap.references import DeferredReferences, OverlappedKVManager
 from reference_impl.annexes.pins.manager import PinningKVManager
 from reference_impl.annexes.swap.manager import SwappingKVManager, Tables
@@ -61,56 +60,25 @@ class StoredWithHostMemory(StoredKVManager, WithHostMemory):
     pass
 
 
-# The same, where a request that is forked or comes back begins at the start of a block.
-
-
-class WholeFull(WholeBlocks, FullKVManager):
-    pass
-
-
-class WholeWithHostMemory(WholeBlocksOnHost, WithHostMemory):
-    pass
-
-
-class WholeWithWindows(WholeBlocks, WithWindows):
-    pass
-
-
-class WholeWithWindowsAndHostMemory(WholeBlocksOnHost, WithWindowsAndHostMemory):
-    pass
-
-
-class WholeStored(WholeBlocks, StoredKVManager):
-    pass
-
-
-class WholeStoredWithHostMemory(WholeBlocksOnHost, StoredWithHostMemory):
-    pass
-
-
 def kv_manager(
     pool: BlockPool,
     block_size: int,
     windows: Sequence[int | None] = (None,),
     index: PrefixIndex | None = None,
     host_pool: BlockPool | None = None,
-    whole: bool = False,
 ) -> FullKVManager:
     """Block tables over one pool.
 
     windows: per KV group its sliding window, or None. index: where computed prefixes can be found again; only for
-    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out. whole:
-    a request that is forked or comes back begins at the start of a block.
+    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out.
     """
     if tuple(windows) == (None,):
         if host_pool is None:
-            return (WholeFull if whole else FullKVManager)(pool, block_size, index=index)
-        with_host = WholeWithHostMemory if whole else WithHostMemory
-        return with_host(pool, block_size, index=index, host_pool=host_pool)
+            return FullKVManager(pool, block_size, index=index)
+        return WithHostMemory(pool, block_size, index=index, host_pool=host_pool)
     if host_pool is None:
-        return (WholeWithWindows if whole else WithWindows)(pool, block_size, windows=windows, index=index)
-    with_both = WholeWithWindowsAndHostMemory if whole else WithWindowsAndHostMemory
-    return with_both(pool, block_size, windows=windows, index=index, host_pool=host_pool)
+        return WithWindows(pool, block_size, windows=windows, index=index)
+    return WithWindowsAndHostMemory(pool, block_size, windows=windows, index=index, host_pool=host_pool)
 
 
 def stored_kv_manager(
@@ -120,12 +88,9 @@ def stored_kv_manager(
     store: PageStore | LayeredPageStore,
     root: bytes,
     host_pool: BlockPool | None = None,
-    whole: bool = False,
 ) -> StoredKVManager:
-    """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`. whole: as of
-    `kv_manager`."""
+    """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`."""
     options: dict[str, Any] = {"index": index, "store": store, "root": root}
     if host_pool is None:
-        return (WholeStored if whole else StoredKVManager)(pool, block_size, **options)
-    with_host = WholeStoredWithHostMemory if whole else StoredWithHostMemory
-    return with_host(pool, block_size, **options, host_pool=host_pool)
+        return StoredKVManager(pool, block_size, **options)
+    return StoredWithHostMemory(pool, block_size, **options, host_pool=host_pool)

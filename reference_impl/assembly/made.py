@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_impl.annexes.kv_formats.spec import open_bytes_per_request
 from reference_impl.annexes.overlap.depth import depth_for, stages_for
 from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
@@ -25,7 +24,6 @@ class Made:
     other. ValueError or ConfigError where parts and options contradict each other.
 
     depth: how many steps may be in flight. bytes_per_block: in the caches of model and draft model together.
-    open_bytes: of the requests' open blocks, beside the pool's.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
@@ -44,13 +42,12 @@ class Made:
         self.bytes_per_block = self.kv_specs[0].bytes_per_block
         if has_cache(parts.draft_model):
             self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
-        self.open_bytes = config.max_num_seqs * sum(map(open_bytes_per_request, self.kv_specs))
         self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
         self.attention = part(parts.attention, lambda: defaults.make_attention(model, config))
         self.num_blocks = sizes.size_cache(self, parts)
         self.num_host_blocks = num_host_blocks_for(config, self.bytes_per_block)
         if parts.kv_cache is None:  # asked before there are lists as long
-            check_memory(self.num_blocks, self.num_host_blocks, self.bytes_per_block, model.device, self.open_bytes)
+            check_memory(self.num_blocks, self.num_host_blocks, self.bytes_per_block, model.device)
         self.block_pool = part(parts.block_pool, lambda: BlockPool(self.num_blocks))
         checks.check_pool(self.block_pool, self.num_blocks)
         self.kv = part(parts.kv_manager, lambda: defaults.make_kv_manager(self, parts))

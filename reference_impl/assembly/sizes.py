@@ -18,7 +18,7 @@ from reference_impl.annexes.sizing.profile import (
 from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
-from reference_impl.assembly.kv_cache import spec_kind, widths
+from reference_impl.assembly.kv_cache import widths
 from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
 from reference_impl.models.config_rope import reason_for_limit
@@ -43,9 +43,8 @@ def make_kv_specs(made: Made) -> tuple[KVSpec, ...]:
     c = made.model.config
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
-    each = widths(made.config.kv_dtype, made.model.dtype, made.config.block_size, made.config.num_drafts)
-    kind = spec_kind(made.config.kv_dtype)
-    return kv_specs(windows, c.num_kv_heads, c.head_dim, made.config.block_size, spec_kind=kind, **each)
+    each = widths(made.config.kv_dtype, made.model.dtype)
+    return kv_specs(windows, c.num_kv_heads, c.head_dim, made.config.block_size, **each)
 
 
 def size_cache(made: Made, parts: Parts) -> int:
@@ -54,10 +53,10 @@ def size_cache(made: Made, parts: Parts) -> int:
     config, specs = made.config, made.kv_specs
     asked = config.num_blocks is not None or config.kv_cache_bytes is not None
     if asked or parts.kv_cache is not None or parts.executor is not None:
-        return num_blocks_for(config, made.bytes_per_block, made.open_bytes)
+        return num_blocks_for(config, made.bytes_per_block)
     memory = device_memory(made.model.device)
     if memory is None:
-        return num_blocks_for(config, made.bytes_per_block, made.open_bytes)
+        return num_blocks_for(config, made.bytes_per_block)
     room = memory.total // made.bytes_per_block * config.block_size // len(specs)
     by_model = parts.draft_model is not None
     steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room, by_model)

@@ -154,9 +154,9 @@ def outline(folder: Path, dtype: str, device: str = "cpu", quantization: Quantiz
 
 class _Elsewhere:
     """Cache and attention of an engine that only plans, with what 8 and 4 bits and trees need of them (HasScales,
-    ReadsScales, TakesTrees), and open blocks."""
+    ReadsScales, TakesTrees)."""
 
-    reads_scales = reads_four_bits = keeps_open_blocks = reads_open_blocks = takes_trees = True
+    reads_scales = reads_four_bits = takes_trees = True
 
     def scales(self, layer: int) -> Any:
         raise RuntimeError("this engine only plans: its tensors lie in the worker's process")

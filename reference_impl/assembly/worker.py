@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
 from reference_impl.annexes.biases.worker import BiasRun, BiasWorker, FloorRun
 from reference_impl.annexes.failing.worker import ExplainingWorker
 from reference_impl.annexes.grammars.worker import MaskRun, MaskWorker
 from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
-from reference_impl.annexes.kv_formats.open_blocks import keeps_open_blocks
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
@@ -30,7 +29,6 @@ from reference_impl.assembly.sampler import sample
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
-from reference_impl.core.slots import FollowsSlots
 from reference_impl.core.worker import StepRun
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -88,8 +86,6 @@ class LocalExecutor(
     ):
         parts = (model, kv_cache, attention, kv_specs, clock, sampler)
         super().__init__(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
-        if keeps_open_blocks(kv_cache):
-            self.slots.followers.append(cast("FollowsSlots", kv_cache))
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
         """The core's run, unless the step, an open request or the worker needs an annex."""

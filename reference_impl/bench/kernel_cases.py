@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from reference_impl.bench import kernel_attention as attention
-from reference_impl.bench import kernel_by_channel as by_channel
 from reference_impl.bench import kernel_formats as formats
 from reference_impl.bench import kernel_products as products
 from reference_impl.bench import kernel_rows as rows
@@ -50,14 +49,11 @@ CASES = [
     Case("decode, B 64, context 4k, fp8 cache", lambda p: attention.decode(p, 64, 4096, cache=FP8)),
     Case("decode, B 64, context 4k, int8 cache", lambda p: attention.decode(p, 64, 4096, cache=INT8)),
     Case("decode, B 64, context 4k, int4 cache", lambda p: attention.decode(p, 64, 4096, cache=UINT8)),
-    Case("decode, B 64, context 4k, kivi cache", lambda p: by_channel.decode(p, 64, 4096)),
     Case("sampling, 64 x 128k, top-k 50, top-p 0.9", lambda p: rows.sampling(p, 64, 128256, 50, 0.9)),
     Case("sampling, 64 x 128k, plain", lambda p: rows.sampling(p, 64, 128256)),
     Case("prefill 16k, causal", lambda p: attention.prefill(p, 16384), Goal(460, "TFLOP/s")),
     Case("prefill 1k, causal", lambda p: attention.prefill(p, 1024)),
     Case("prefill 16k, window 4096", lambda p: attention.prefill(p, 16384, window=p.pick(4096, 20))),
-    Case("prefill 8k, kivi cache", lambda p: by_channel.prefill(p, 8192)),
-    Case("write 16k tokens, kivi cache", lambda p: by_channel.write(p, 16384)),
     Case("w8a16, m 16", lambda p: products.eight_bits(p, 16, 4096, 14336)),
     Case("w8a8 int8, m 16", lambda p: formats.int8_both(p, 16, 4096, 14336)),
     Case("fp8 by block, m 16", lambda p: formats.fp8_blocks(p, 16, 4096, 14336)),

@@ -24,7 +24,7 @@ from reference_impl.bench.gates import TEXTS
 from reference_impl.bench.quality import bootstrap, windows_of
 from reference_impl.interfaces import SamplingParams
 
-FORMATS = ("auto", "fp8", "int8", "int4", "kivi")
+FORMATS = ("auto", "fp8", "int8", "int4")
 DEPTHS = (16, 64, 256, 512, 900)  # tokens between needle and question
 EACH, EDGES, WINDOWS, LENGTH, BLOCK_SIZE = 24, (0, 64, 256), 8, 512, 16
 ON: dict[str, Any] = {

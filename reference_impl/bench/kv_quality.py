@@ -4,8 +4,8 @@ Only tokens in a band of distances (position of the query - position of the key)
 are: so the bands can be compared, and the last one, of all distances, is what a cache of this format does. Rounding is
 the cache's own (`kernels/reference`), done in each forward pass, so that the model's later layers see what it did.
 
-"kivi" (Liu et al. 2024) rounds in 4 bits, keys per channel over the tokens of a block, values per token; a query reads
-its own block as it is, as in the engine's cache.
+"kivi" (Liu et al. 2024), which no cache of the engine stores, is rounded here in 4 bits: keys per channel over the
+tokens of a block, values per token; a query reads its own block as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from reference_impl.kernels.reference import (
 from reference_impl.theory.kv_cache import bits_per_weight
 
 KIVI = "kivi"
-NAMES = tuple(FORMATS)
+FAKES = (KIVI,)  # what no cache stores
 EDGES = (0, 16, 64, 256)  # of the bands, in tokens; the last one has no end
 
 
@@ -71,15 +71,15 @@ def bits_per_value(name: str, head_dim: int, block_size: int = 16) -> float:
 
 
 def rounded(name: str, key: Tensor, value: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """What a cache gives back: key, value [tokens, num_kv_heads, head_dim] -> the same shapes and dtype. Of "kivi" the
-    keys of the last block are left as they are unless it is full. ValueError for an unknown name."""
+    """What a cache gives back, or would: key, value [tokens, num_kv_heads, head_dim] -> the same shapes and dtype. Of
+    "kivi" the keys of the last block are left as they are unless it is full. ValueError for an unknown name."""
     if name == KIVI:
         full = len(key) // block_size * block_size
         codes, scale = channels_to_four_bits(key[:full].unflatten(0, (-1, block_size)))
         channels = channels_from_four_bits(codes, scale[:, None], key.dtype).flatten(0, 1)
         return torch.cat((channels, key[full:])), _four_bits(value)
     if name not in FORMATS:
-        raise ValueError(f"--kv-dtype: expected one of {', '.join(NAMES)}, got {name!r}")
+        raise ValueError(f"expected one of {', '.join((*FORMATS, *FAKES))}, got {name!r}")
     if FORMATS[name].bits_per_value == 4:
         return _four_bits(key), _four_bits(value)
     dtype = getattr(torch, FORMATS[name].dtype)
@@ -209,15 +209,19 @@ def lines(found: dict[str, Any], head_dim: int, block_size: int) -> list[str]:
 
 
 def evaluate(
-    folder: Path, text: Path, names: Sequence[str], edges: Sequence[int], length: int, most: int, needles: int,
-    block_size: int = 16,
+    folder: Path, text: Path, formats: Sequence[str], fakes: Sequence[str], edges: Sequence[int], length: int,
+    most: int, needles: int, block_size: int = 16,
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
-    """`by_distance` on a text, and `by_depth` with fillers from it, in float32; with lines for people."""
+    """`by_distance` on a text, and `by_depth` with fillers from it, in float32; with lines for people. formats: of the
+    engine's cache; fakes: of `FAKES`. ValueError for another name, and where there is none."""
     from reference_impl.assembly.llm import LLM
 
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"--kv-dtype: expected one of {', '.join(NAMES)}, got {name!r}")
+    for option, asked, known in (("--kv-dtype", formats, tuple(FORMATS)), ("--fake", fakes, FAKES)):
+        if wrong := [name for name in asked if name not in known]:
+            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {wrong[0]!r}")
+    names = list(dict.fromkeys((*formats, *fakes)))
+    if not names:
+        raise ValueError("expected a format, --kv-dtype or --fake, got none")
     bands(edges)
     llm = LLM(folder, dtype="float32", device="cpu", num_blocks=8)
     ids, model = llm.encode(text.read_text("utf-8")), llm.engine.model

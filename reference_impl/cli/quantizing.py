@@ -212,8 +212,11 @@ def evaluate_kv(
         Path, typer.Option(help="What is predicted: a text that it has not seen.", exists=True, dir_okay=False)
     ],
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"{', '.join(FORMATS)}, with commas.")] = (
-        "fp8,int8,int4,kivi"
+        "fp8,int8,int4"
     ),
+    fake: Annotated[
+        str, typer.Option(help="What no cache stores, rounded for the comparison: kivi (keys by channel).")
+    ] = "",
     edges: Annotated[str, typer.Option(help="Where bands of distances begin.")] = "0,16,64,256",
     length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
     windows: Annotated[int, typer.Option(min=2, help="No more of them than this.")] = 8,
@@ -232,6 +235,8 @@ def evaluate_kv(
             numbers = [int(edge) for edge in edges.split(",")]
         except ValueError:
             fail(f"--edges: expected whole numbers with commas between them, got {edges!r}", 2)
-        names = kv_dtype.split(",")
-        _, said = kv_quality.evaluate(folder_of(model), text, names, numbers, length, windows, needles, block_size)
+        formats, fakes = ([name for name in names.split(",") if name] for names in (kv_dtype, fake))
+        _, said = kv_quality.evaluate(
+            folder_of(model), text, formats, fakes, numbers, length, windows, needles, block_size
+        )
     typer.echo("\n".join(said))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.kv_formats.open_blocks import keeps_open_blocks
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.defaults import make_executor
 from reference_impl.assembly.engine import Engine
@@ -307,8 +306,6 @@ def _poison(engine: Engine, cache: Any, attention: Any) -> None:
     spoil(cache.blocks, list(range(engine.num_blocks)))
     if engine.num_host_blocks:
         spoil(cache.host, list(range(engine.num_host_blocks)))
-    if keeps_open_blocks(cache):
-        cache.open.fill_(torch.nan)
     before_writing(cache, attention, poison)
 
 

@@ -1,5 +1,5 @@
-"""Caches of 4 bits ("int4", "kivi") with much of the engine on at once, against an engine of the same format that
-serves each request alone, step by step.
+"""A cache of 4 bits ("int4") with much of the engine on at once, against an engine of the same format that serves each
+request alone, step by step.
 
 What a token reads depends on its text alone, so texts and log-probabilities are the same, to float64's last digits:
 with Medusa heads or a feature head that guesses, pages on a disk, samples, prefixes found again, chunks and too few
@@ -27,7 +27,6 @@ from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.test_feature_head import random_head
 from tests.engine.test_medusa import random_heads
 
-FORMATS = ["int4", "kivi"]
 Asked = tuple[list[int], SamplingParams]
 
 
@@ -59,9 +58,9 @@ def serve(engine: Engine, asked: list[Asked], arrivals: list[int]) -> list[Reque
     return [request for i in sorted(samples) for request in samples[i]]
 
 
-def alone(model: Decoder, kv_dtype: Any, asked: list[Asked]) -> list[Request]:
+def alone(model: Decoder, asked: list[Asked]) -> list[Request]:
     """Each request has an engine to itself, whose prompt is one chunk."""
-    config = EngineConfig(kv_dtype=kv_dtype, block_size=4, num_blocks=60, prefix_cache="off", overlap="off")
+    config = EngineConfig(kv_dtype="int4", block_size=4, num_blocks=60, prefix_cache="off", overlap="off")
     return [request for one in asked for request in serve(Engine(model, config), [one], [0])]
 
 
@@ -80,9 +79,8 @@ CROWDED: dict[str, Any] = {
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 14), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("guesses", ["medusa", "eagle", "eagle, tree", "lookahead", "ngram"])
-@pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_texts_and_scores_are_those_of_a_request_alone(
-    kv_dtype: Any, guesses: str, seeds: range, random_model: Callable[..., Any], tmp_path: Path
+    guesses: str, seeds: range, random_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A second engine finds the first one's pages on the disk; with a feature head there is no store."""
     model, parts, steps = random_model("float64", max_position_embeddings=128), dict[str, Any](), list[Any]()
@@ -92,7 +90,7 @@ def test_texts_and_scores_are_those_of_a_request_alone(
         how = {"speculative": "lookahead", "lookahead": (2, 3, 2)}
     if guesses == "eagle, tree":
         how = {"speculative": "eagle", "draft_tree": (3, 1, 1)}
-    config = EngineConfig(kv_dtype=kv_dtype, **how, **CROWDED)
+    config = EngineConfig(kv_dtype="int4", **how, **CROWDED)
     if guesses == "medusa":
         parts["draft_model"] = random_heads(3)
     if head := guesses.startswith("eagle"):
@@ -100,7 +98,7 @@ def test_texts_and_scores_are_those_of_a_request_alone(
         parts["draft_model"] = random_head(one_layer)
     for seed in seeds:
         asked = drawn(seed)
-        wanted = alone(model, kv_dtype, asked)
+        wanted = alone(model, asked)
         arrivals = [random.Random(seed + 100).choice([0, 0, 2, 5]) * (i % 3) for i in range(len(asked))]
         for _ in range(1 if head else 2):
             store = None if head else FolderStore(tmp_path)
@@ -116,13 +114,12 @@ def test_texts_and_scores_are_those_of_a_request_alone(
     assert any(step.transfers.swap_in for step in steps)
 
 
-@pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_another_process_computes_the_same(kv_dtype: Any, tmp_path: Path) -> None:
+def test_another_process_computes_the_same(tmp_path: Path) -> None:
     """With samples, swapping, prefixes and guesses of the host."""
     folder = course_model("draft")
     model, asked = load_model(folder, dtype=torch.float64), drawn(3, 900)
-    config = EngineConfig(kv_dtype=kv_dtype, speculative="ngram", num_drafts=3, **CROWDED)
-    wanted = alone(model, kv_dtype, asked)
+    config = EngineConfig(kv_dtype="int4", speculative="ngram", num_drafts=3, **CROWDED)
+    wanted = alone(model, asked)
     engine = split_engine(folder, config, dtype="float64")
     try:
         found = serve(engine, asked, [0, 0, 1, 2, 3, 5])

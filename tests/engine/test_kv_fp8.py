@@ -207,10 +207,15 @@ def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(kv_dtyp
     assert any(step.transfers.copies for step in engine.trace.steps())
 
 
+def test_kivi_is_refused_with_what_to_use_in_its_place(random_model) -> None:
+    with pytest.raises(ValueError, match=r"kv_dtype: expected 'int4', got 'kivi'.*inferlab eval-kv --fake kivi"):
+        Engine(random_model("float32"), EngineConfig(kv_dtype="kivi", num_blocks=4, block_size=4))
+
+
 @pytest.mark.parametrize("kv_dtype", ["int2", "float8_e4m3fn", ""])
 def test_a_format_that_is_not_in_the_table_is_refused_by_name(kv_dtype, random_model) -> None:
     with pytest.raises(
-        ValueError, match=f"kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, kivi, got {kv_dtype!r}"
+        ValueError, match=f"kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, got {kv_dtype!r}"
     ):
         Engine(random_model("float32"), EngineConfig(kv_dtype=kv_dtype))
     with pytest.raises(ValueError, match="kv_dtype: expected a name, got 8"):
@@ -318,7 +323,7 @@ def course_text() -> tuple[Any, list[int], torch.Tensor]:
     return model, text, log_likelihoods(model, text, "auto")
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8", "int4", "kivi"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8", "int4"])
 def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype, course_text) -> None:
     """At most 2 % from the perplexity with a cache in 32 bits."""
     model, text, exact = course_text

@@ -25,7 +25,7 @@ from reference_impl.serving import server
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {
     "--quantization": "--quantization: expected one of none, fp8, int8, int4, got 'strange'",
-    "--kv-dtype": "--kv-dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, kivi, got 'strange'",
+    "--kv-dtype": "--kv-dtype: expected one of auto, fp8, fp8_e5m2, int8, int4, got 'strange'",
     "--overlap": "--overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "--attention: expected one of auto, triton, torch, compiled, got 'strange'",

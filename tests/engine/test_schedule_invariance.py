@@ -332,7 +332,7 @@ def check_workload(
 def test_guesses_of_and_behind_a_text_that_is_stopped_are_no_surprise(
     right: float, random_model, tapped_engine, one_shot, oracle
 ) -> None:
-    """Found by a slow test of kv_dtype="kivi": the last token was a right guess, and others came behind it."""
+    """The last token was a right guess, and others came behind it."""
     sampling = SamplingParams(max_tokens=8, seed=1102951, stop_token_ids=(1, 2, 3, 4), min_tokens=1)
     options = {
         "block_size": 1, "num_blocks": 12, "max_num_seqs": 5, "max_num_batched_tokens": 100, "prefix_cache": "off",

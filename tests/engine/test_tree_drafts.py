@@ -130,7 +130,7 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, 
     same()
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4", "kivi"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_with_a_cache_of_fewer_bits_the_text_is_that_of_plain_decoding_with_it(target, head, kv_dtype: str) -> None:
     options = {"num_blocks": 64, "block_size": 4, "kv_dtype": kv_dtype}
     texts = {name: r.tokens for name, r in serve(Engine(target, EngineConfig(**options)), PURE).items()}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
-from reference_impl.annexes.kv_formats.open_blocks import SeatedBatch, keeps_open_blocks
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.sampler import SETTINGS, TorchSampler
 from reference_impl.core.staging import Arrays, to_device
@@ -59,8 +58,6 @@ class GraphWorker(Worker):
     def _captured(self, host: HostBatch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
         t = {**tensors, **self.slots.look_up(tensors, max(host.context_lens))}
         batch = as_batch(host, t, self.kv_specs)
-        if keeps_open_blocks(self.kv_cache):  # a replay's requests are others than those of the capture
-            batch = SeatedBatch(**vars(batch), seats=t["slots"])
         logits: Tensor = self.model(batch, self.kv_cache, self.attention)
         if not samples:
             return logits

@@ -3,7 +3,7 @@
 
 A new format is a row here, its codes in `kernels/eight_bits.py` for Triton (4 bits: `kernels/kv_scales.py`), and,
 where none of the present caches can store it, a file beside this one with a subclass of `PagedKVCache`: it overrides
-`write`, and adds what attention must know besides, such as `scales`. "kivi" has attention and kernels of its own.
+`write`, and adds what attention must know besides, such as `scales`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class KVFormat:
     """dtype: torch's name of what is stored. bits_per_scale, bits_per_zero_point: beside each head of a slot. cache:
-    the class of the cache; called where tensors are made, since it imports torch. keys_by_channel: as of
-    `ByChannelSpec`; a block is then rounded when it is full. of_drafts: the format of a draft model's own cache; None:
-    this one."""
+    the class of the cache; called where tensors are made, since it imports torch."""
 
     dtype: str
     bits_per_value: int
     bits_per_scale: int
     cache: Callable[[], type[PagedKVCache]]
     bits_per_zero_point: int = 0
-    keys_by_channel: bool = False
-    of_drafts: str | None = None
 
 
 def _eight_bits() -> type[PagedKVCache]:
@@ -44,25 +40,21 @@ def _four_bits() -> type[PagedKVCache]:
     return FourBitKVCache
 
 
-def _by_channel() -> type[PagedKVCache]:
-    from reference_impl.annexes.kv_formats.by_channel import ByChannelKVCache
-
-    return ByChannelKVCache
-
-
 FORMATS = {
     "fp8": KVFormat("float8_e4m3fn", 8, 32, _eight_bits),  # 4 significant bits, however small a number is
     "fp8_e5m2": KVFormat("float8_e5m2", 8, 32, _eight_bits),  # 3 significant bits, over 30 powers of 2 instead of 15
     "int8": KVFormat("int8", 8, 32, _eight_bits),  # 255 values at equal distances: finer near a head's largest number
     "int4": KVFormat("uint8", 4, 16, _four_bits, 16),  # 16 values, equally apart, from a head's least to its largest
-    # As int4, but keys from a channel's least to its largest in a block. A draft model begins before a step's rows,
-    # maybe in a block that is not its request's alone: its own cache writes tokens one by one.
-    "kivi": KVFormat("uint8", 4, 16, _by_channel, 16, keys_by_channel=True, of_drafts="int4"),
 }
 
 
 def kv_format(kv_dtype: str) -> KVFormat | None:
     """None for "auto", the model's dtype. ValueError for a name that is not in the table."""
+    if kv_dtype == "kivi":
+        raise ValueError(
+            "EngineConfig.kv_dtype: expected 'int4', got 'kivi', which is no format of the cache any more: int4 has as "
+            "many bits. What rounding keys by channel costs says `inferlab eval-kv --fake kivi`"
+        )
     if kv_dtype != "auto" and kv_dtype not in FORMATS:
         raise ValueError(f"EngineConfig.kv_dtype: expected one of {', '.join(('auto', *FORMATS))}, got {kv_dtype!r}")
     return FORMATS.get(kv_dtype)

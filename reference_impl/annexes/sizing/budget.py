@@ -17,19 +17,14 @@ KV_CACHE_BYTES = 256 * 2**20  # where EngineConfig does not say, and no device i
 LESS = "ask for less with kv_cache_bytes (or num_blocks, swap_bytes)"
 
 
-def num_blocks_for(config: EngineConfig, each: int, open_bytes: int = 0) -> int:
-    """Blocks of `each` so many bytes that the budget pays for. open_bytes: of the requests' open blocks, which it pays
-    for first. ConfigError with the numbers if it is not one."""
+def num_blocks_for(config: EngineConfig, each: int) -> int:
+    """Blocks of `each` so many bytes that the budget pays for. ConfigError with the numbers if it is not one."""
     budget = KV_CACHE_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
-    blocks = config.num_blocks if config.num_blocks is not None else (budget - open_bytes) // each
+    blocks = config.num_blocks if config.num_blocks is not None else budget // each
     if blocks < 1:
-        beside, less = "", ""
-        if open_bytes:
-            beside = f", and {open_bytes:,} for the open blocks of {config.max_num_seqs} requests (max_num_seqs)"
-            less = " or max_num_seqs"
         raise ConfigError(
             f"kv_cache_bytes {budget:,} does not pay for one block: {each:,} bytes for "
-            f"{config.block_size} tokens{beside}. Give at least that, or a smaller block_size{less}"
+            f"{config.block_size} tokens. Give at least that, or a smaller block_size"
         )
     return blocks
 
@@ -47,13 +42,13 @@ def num_host_blocks_for(config: EngineConfig, each: int) -> int:
     return blocks
 
 
-def check_memory(num_blocks: int, num_host_blocks: int, each: int, device: torch.device, open_bytes: int = 0) -> None:
+def check_memory(num_blocks: int, num_host_blocks: int, each: int, device: torch.device) -> None:
     """ConfigError with the numbers if the machine has less than the cache would take, with blocks of `each` so many
-    bytes. open_bytes: as of `num_blocks_for`."""
+    bytes."""
     import torch
 
     blocks, free = f"{num_blocks:,} KV blocks of {each:,} bytes", free_bytes(device)
-    check_free(num_blocks * each + open_bytes, free, blocks, str(device), LESS)
+    check_free(num_blocks * each, free, blocks, str(device), LESS)
     wanted, host = num_host_blocks * each, free_bytes(torch.device("cpu"))
     if wanted and device.type == "cuda":
         wanted = 1 << (wanted - 1).bit_length()  # of pinned memory torch takes powers of two

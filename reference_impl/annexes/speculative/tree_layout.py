@@ -89,16 +89,6 @@ def tree_arrays(rows: Rows) -> Arrays:
     }
 
 
-def filled_arrays(rows: Rows, block_size: int) -> Arrays:
-    """The blocks that guesses may fill if they are kept, B in all. filled_row [B]: of the R; filled [B]: which, counted
-    from that of the row's first guess."""
-    num = [-(-tree.num_levels // block_size) for tree in rows.trees]
-    return {
-        "draft.tree.filled_row": np.repeat(np.arange(len(num)), num),
-        "draft.tree.filled": np.concatenate([np.arange(n) for n in num]),
-    }
-
-
 def paths_to(rows: Rows, num_logits: int) -> Ints:
     """[num_logits, num_levels]: of the D, the guesses on the path to each of a step's logits, -1 behind them."""
     found = np.full((num_logits, max(tree.num_levels for tree in rows.trees)), -1, np.int64)

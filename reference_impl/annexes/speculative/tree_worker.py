@@ -3,8 +3,7 @@
     guesses     lie behind a row's known tokens, node i at the place behind them i: so do their keys and values
     the model   computes them with positions by depth, and attention in which a node sees its ancestors
     kept        the path down the tree whose nodes are each what was chosen at their parent
-    then        tokens, keys and values of this path move to where its positions belong; in a cache whose keys are
-                rounded over a block (`ByChannelKVCache`) among what is open, and the blocks that it fills are rounded
+    then        tokens, keys and values of this path move to where its positions belong
 
 Who guesses says which tree each row has, and what its nodes are: a feature head (`tree_head_worker.py`), or the model
 itself (`lookahead_worker.py`). Extends `DraftRun.add_arrays`, `compute`, `choose` and `verify`, and
@@ -15,12 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.kv_formats.open_blocks import keeps_open_blocks
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.speculative.candidates import NONE, Paths, first_of_equal, verified_children
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, put_drafts
@@ -30,7 +27,6 @@ from reference_impl.annexes.speculative.tree_cache import move_tokens
 from reference_impl.annexes.speculative.tree_layout import (
     Ints,
     Rows,
-    filled_arrays,
     in_trees,
     paths_to,
     rows_with,
@@ -41,9 +37,6 @@ from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.core.staging import Arrays, to_device
 from reference_impl.interfaces import StepRow
-
-if TYPE_CHECKING:
-    from reference_impl.annexes.kv_formats.by_channel import ByChannelKVCache
 
 Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
 
@@ -93,8 +86,6 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
         rows, self.step_trees = rows_with(self.batch, trees), trees
         self.paths = paths_to(rows, len(self.batch.sampling))
         arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows)
-        if keeps_open_blocks(w.kv_cache):
-            arrays |= filled_arrays(rows, w.kv_specs[0].block_size)
         places: Places = {}
         if is_exact(w.sampler):
             verdicts, places = verdict_arrays(self.batch, rows, w.slots.host, self.step.step_id)
@@ -165,11 +156,7 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
         slots, first = t["draft.slots"], t["draft.tree.first"]
         begin = w.slots.computed.index_select(0, slots) + t["draft.known"]  # where the first guess lies
         slot, start = slots[kept_row], begin[kept_row]
-        if keeps_open_blocks(w.kv_cache):
-            self._move_open(slot, start + node, start + level)
-            self._round_filled(slots, begin)
-        else:
-            self._move(slot, start + node, start + level)
+        self._move(slot, start + node, start + level)
         w.slots.tokens.index_put_((slots, begin), tokens[first].int())
         w.slots.tokens.index_put_((slot, start + level + 1), tokens[first[kept_row] + 1 + node].int())
         self.path_kept(kept_row, node, num)
@@ -182,17 +169,3 @@ class TreeRun(DraftRun, PenaltyRun, ABC):
             size = spec.block_size
             sources, targets = (table[slot, at // size].long() * size + at % size for at in places)
             move_tokens(w.kv_cache, sources, targets)
-
-    def _move_open(self, slot: Tensor, *places: Tensor) -> None:
-        """Of a cache by channel guesses are all open: it has room for as many beside the block that they begin in."""
-        cast("ByChannelKVCache", self.worker.kv_cache).move_open(slot, *places)
-
-    def _round_filled(self, slots: Tensor, begin: Tensor) -> None:
-        """The blocks that kept paths may have filled. One that is not full is rounded anew by the step that fills it:
-        until then no query reads it rounded. slots, begin [R]: where the first guess of each row lay."""
-        w, t = self.worker, self.tensors
-        row = t["draft.tree.filled_row"]
-        for spec, table in zip(w.kv_specs, w.slots.tables, strict=True):
-            block = begin[row] // spec.block_size + t["draft.tree.filled"]
-            cache = cast("ByChannelKVCache", w.kv_cache)
-            cache.round_open(spec, slots[row], block * spec.block_size, table[slots[row], block].long())

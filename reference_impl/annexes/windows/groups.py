@@ -22,16 +22,15 @@ def kv_specs(
     block_size: int,
     *,
     bits_per_value: int,
-    spec_kind: type[KVSpec] = KVSpec,
     **widths: Any,
 ) -> tuple[KVSpec, ...]:
     """One spec per group. layer_windows: per layer its window, or None where it sees everything before it. widths:
-    further fields of spec_kind."""
+    further fields of `KVSpec`."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(layer_windows):
         kinds.setdefault(window, []).append(layer)
     size = math.gcd(*map(len, kinds.values()))
-    one = spec_kind(size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, **widths)
+    one = KVSpec(size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, **widths)
     return tuple(
         replace(one, layers=tuple(layers[i : i + size]), window=window)
         for window, layers in kinds.items()

@@ -20,7 +20,6 @@ OURS = {
     "_fused_linear": "product", "_gemm_fp8": "product", "_gemm_w4a16": "product", "_gemm_w8a16": "product",
     "_gemm": "product", "_grouped_gemm": "experts", "_lora": "adapters",
     "_paged_decode": "attention", "_flash_attention": "attention", "_merge": "merge",
-    "_decode_by_channel": "attention", "_flash_by_channel": "attention", "_write_by_channel": "rotary",
     "_rms_norm": "norm", "_act_and_mul": "gate", "_rotate_and_write": "rotary", "_quantize": "quantize",
     "_sample_tokens": "sampler",
 }  # fmt: skip

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.kernels.calls.meta import Call, empty, scales
-from reference_impl.kernels.decode_by_channel import decode_by_channel
 from reference_impl.kernels.flash_attention import flash_attention
-from reference_impl.kernels.flash_by_channel import flash_by_channel
 from reference_impl.kernels.paged_decode import paged_decode
-from reference_impl.kernels.reference import ByChannel
-from reference_impl.kernels.write_by_channel import write_by_channel
 
 
 def _attention(
@@ -77,67 +73,4 @@ CALLS |= {
     "flash_attention, tree, int4 cache": _attention(flash_attention, 128, tree=True, cache=torch.uint8),
     "flash_attention, tree, head_dim 256": _attention(flash_attention, 256, tree=True),
     "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
-}
-
-
-def _by_channel(
-    function: Callable[..., Any], head_dim: int, group: int = 4, block_size: int = 16, **options: Any
-) -> Call:
-    """The same rows, over a cache by channel. Of decoding rows one launch writes; of others one rounds, one keeps."""
-    rows, kv_heads, blocks = 64, 8, 1000
-
-    def call(dtype: torch.dtype) -> None:
-        q = empty(rows, kv_heads * group, head_dim, dtype=dtype)
-        k = empty(rows, kv_heads, head_dim, dtype=dtype)
-        codes = empty(blocks, block_size, kv_heads, head_dim // 2, dtype=torch.uint8)
-        by_channel = empty(blocks, kv_heads, 2, head_dim, dtype=torch.float16).mT
-        by_token = empty(blocks, 2, kv_heads, block_size, dtype=torch.float16).permute(0, 3, 2, 1)
-        opens = empty(rows * block_size, kv_heads, head_dim, dtype=dtype)
-        cache = ByChannel(codes, codes, by_channel, by_token, opens, opens, 1)
-        seats, slots = empty(rows, dtype=torch.int64), empty(rows, dtype=torch.int64)
-        table, seq_lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
-        query_start_loc = empty(rows + 1, dtype=torch.int32)
-        if function is write_by_channel:
-            function(k, k, cache, seats, slots, query_start_loc, seq_lens, **options)
-        elif function is decode_by_channel:
-            function(q, k, k, cache, seats, table, seq_lens, 4096, head_dim**-0.5, **options)
-        else:
-            function(q, k, k, cache, seats, table, query_start_loc, seq_lens, head_dim**-0.5, **options)
-
-    return call
-
-
-CALLS |= {
-    f"{function.__name__}, {name}": _by_channel(function, **options)
-    for function in (flash_by_channel, decode_by_channel)
-    for name, options in (
-        ("head_dim 64", {"head_dim": 64}),
-        ("head_dim 128", {"head_dim": 128}),
-        ("head_dim 256", {"head_dim": 256}),
-        ("MHA", {"head_dim": 64, "group": 1}),
-        ("window", {"head_dim": 128, "window": 4096}),
-        ("soft cap", {"head_dim": 256, "softcap": 50.0}),
-        ("blocks of 64", {"head_dim": 128, "block_size": 64}),
-        ("blocks of 32", {"head_dim": 128, "block_size": 32}),
-    )
-}
-CALLS |= {
-    f"flash_by_channel, tree, {name}": _by_channel(flash_by_channel, ancestors=empty(64, dtype=torch.int64), **options)
-    for name, options in (
-        ("head_dim 64", {"head_dim": 64}),
-        ("head_dim 128", {"head_dim": 128}),
-        ("head_dim 256", {"head_dim": 256}),
-        ("window", {"head_dim": 128, "window": 4096}),
-        ("blocks of 64", {"head_dim": 128, "block_size": 64}),
-    )
-}
-CALLS |= {
-    f"write_by_channel, {name}": _by_channel(write_by_channel, **options)
-    for name, options in (
-        ("head_dim 128", {"head_dim": 128}),
-        ("head_dim 128, rounds", {"head_dim": 128, "keeps": False}),
-        ("head_dim 128, keeps", {"head_dim": 128, "rounds": False}),
-        ("head_dim 64", {"head_dim": 64}),
-        ("head_dim 256, blocks of 64", {"head_dim": 256, "block_size": 64}),
-    )
 }

@@ -8,12 +8,6 @@ from reference_impl.kernels.reference.attention import (
     rotate,
     soft_cap,
 )
-from reference_impl.kernels.reference.by_channel import (
-    ByChannel,
-    decode_by_channel,
-    flash_by_channel,
-    write_by_channel,
-)
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
 from reference_impl.kernels.reference.four_bits import (
     channels_from_four_bits,
@@ -61,7 +55,6 @@ from reference_impl.kernels.reference.sampling import sample_tokens
 __all__ = [
     "GATES",
     "Activation",
-    "ByChannel",
     "add_rms_norm",
     "add_rms_norm_fp8",
     "attention_one_row",
@@ -70,9 +63,7 @@ __all__ = [
     "channels_from_four_bits",
     "channels_to_four_bits",
     "context_slots",
-    "decode_by_channel",
     "flash_attention",
-    "flash_by_channel",
     "from_four_bits",
     "fused_linear",
     "fused_linear_w4a16",
@@ -106,5 +97,4 @@ __all__ = [
     "to_four_bits",
     "tree_mask",
     "unpack_int4",
-    "write_by_channel",
 ]
