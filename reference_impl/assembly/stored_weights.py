@@ -4,7 +4,7 @@ What it is multiplied with, in the order of preference; the first that holds the
 
     GPU with Triton     the kernel for the format; decoded once
     CPU, 16-bit model   torch's product for int4 or int8; decoded once
-    CPU, float32        decoded once; torch's products, which round x to bfloat16
+    CPU, float32        decoded once; torch's product for int4, which rounds x to bfloat16; int8 copied in float32
     CPU, float64; other GPUs    decoded once
 
 "Decoded once" is a plain layer in the model's dtype. It is left out where such a model would take more than half of the
@@ -13,6 +13,7 @@ memory that is free. What remains is decoded anew for each product: right, and m
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ from reference_impl.models.quantization.converted import PER_PRODUCT, Converted,
 from reference_impl.models.quantization.converted import Path as Form
 from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
 from reference_impl.models.quantization.head import all_linears
-from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfAnyGroups, check_scales
 from reference_impl.models.quantization.mixed_up import stored_head, tensor_shapes
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
@@ -55,6 +56,10 @@ from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.torchao import refuse_pickled, torchao_layouts
 from reference_impl.models.sizes import least_weights
 
+# Of queries, keys and values in the cache, as compressed-tensors, AutoFP8 and vLLM call them.
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale",
+                 "v_proj.output_scale")  # fmt: skip
+logger = logging.getLogger("inferlab.engine")
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -82,9 +87,22 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
         refuse_pickled(folder)
         return torchao_layouts(folder, weight_files(folder))
     layout_of = layouts(raw, str(path), tensor_shapes(weight_files(folder)) if method == "fp8" else {})
+    if isinstance(raw, dict) and raw.get("kv_cache_scheme") is not None:
+        logger.warning(
+            "%s: kv_cache_scheme: scales of keys and values that come with a checkpoint are not used; kv_dtype='fp8' "
+            "keeps the cache in 8 bits, with a scale for each head of each token", path,
+        )  # fmt: skip
+    headers = tensor_shapes(weight_files(folder)) if method == "compressed-tensors" else {}
+
+    def of_file(name: str) -> Layout | None:
+        """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order."""
+        layout = layout_of(name)
+        lacks = isinstance(layout, OfAnyGroups) and f"{name}.weight_g_idx" not in headers
+        return layout.base if isinstance(layout, OfAnyGroups) and lacks else layout
+
     # Of lm_head some configs say nothing, and mean that it is not quantized: so its tensors are looked at.
     plain_head = layout_of("lm_head") is not None and not stored_head(weight_files(folder))
-    return lambda name: None if name == "lm_head" and plain_head else layout_of(name)
+    return lambda name: None if name == "lm_head" and plain_head else of_file(name)
 
 
 def embedding_layout(folder: Path) -> Layout | None:
@@ -234,8 +252,14 @@ def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
 
 
 def spare_tensors(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
-    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias."""
-    return {
+    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias, others
+    scales for a cache in 8 bits; ours has scales of what it holds."""
+    scales = {
+        f"model.layers.{layer}.self_attn.{name}": check_scales
+        for layer in range(model.config.num_layers)
+        for name in _CACHE_SCALES
+    }
+    return scales | {
         f"{linear.name.rpartition('.')[0]}.{part}.bias".lstrip("."): _zero_bias
         for linear in all_linears(model)
         if isinstance(linear.method, Stored) and not linear.has_bias

@@ -26,11 +26,14 @@ from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.stored_weights import layouts, paths_of
 from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.auto_gptq import Gptq
 from reference_impl.models.quantization.packing import pack_words, unpack_words
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from tests.models.test_compressed_tensors import their_parameters
-from tests.models.test_gptq_awq import AWQ, FLOAT32, GPTQ, written  # noqa: F401
+from tests.models.test_gptq_awq import AWQ, FLOAT32, GPTQ, SIZES, written  # noqa: F401
 from tests.models.test_parity import IDS, worst
 from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
+from tests.quantization.test_quantize_folder import TOKENS, small
 
 
 def group(targets: list[str], form: str, **weights: Any) -> QuantizationScheme:
@@ -148,15 +151,75 @@ def test_gptq_of_other_bits_for_some_layers(written, edit, our_logits) -> None: 
     assert worst(found, our_logits(load_model(plain, FLOAT32), IDS)[0]) <= 1e-5
 
 
+@pytest.mark.parametrize("raw", [AWQ, GPTQ, GPTQ | {"sym": True}], ids=["awq", "gptq", "gptq sym"])
+def test_scales_may_have_either_sign(raw: dict[str, Any], written, edit, our_logits) -> None:  # noqa: F811
+    """As auto-round writes its auto_awq form, which says zero_point false of zero points that are all there, and its
+    auto_gptq form: with scale and numbers negated a weight is the same."""
+    folder, plain = written(raw)
+    expected = our_logits(load_model(plain, FLOAT32), IDS)[0]
+    tensors, dense = load_file(folder / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".scales")]:
+        weight = f"{name.removesuffix('.scales')}.weight"
+        turned = torch.where(torch.arange(tensors[name].shape[1]) % 2 == 0, -1.0, 1.0)
+        tensors[name] = tensors[name] * turned.half()
+        dense[weight] = dense[weight] * turned[:, None]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(dense, plain / "model.safetensors", {"format": "pt"})
+    if raw["quant_method"] == "awq":
+        edit(folder, quantization_config=raw | {"zero_point": False})
+    found = our_logits(load_model(folder, FLOAT32), IDS)[0]
+    assert worst(found, our_logits(load_model(plain, FLOAT32), IDS)[0]) <= 1e-5
+    assert worst(found, expected) > 1e-2
+
+
+def test_dynamic_says_it_of_the_head_too() -> None:
+    """GPTQModel asks its rules for each matrix, the lm_head among them."""
+    rules = {"-:.*down_proj": {}, "+:lm_head": {"bits": 8, "group_size": 32}}
+    layout = layouts(GPTQ | {"lm_head": True, "dynamic": rules}, "config.json")("lm_head")
+    assert isinstance(layout, Gptq)
+    assert (layout.bits, layout.group_size) == (8, 32)
+    assert layouts(GPTQ | {"lm_head": True, "dynamic": {"-:lm_head": {}}}, "config.json")("lm_head") is None
+    assert layouts(GPTQ | {"dynamic": {"-:.*down_proj": {}}}, "config.json")("lm_head") is None
+
+
+def test_act_order_without_g_idx_has_groups_side_by_side(make_folder: MakeFolder, edit, our_logits, tmp_path) -> None:  # noqa: F811
+    """What compressed-tensors writes from 0.20 on."""
+    source = make_folder(**SIZES)
+    quantize_folder(Job(source, tmp_path / "packed", small("rtn"), TOKENS))
+    expected = our_logits(load_model(tmp_path / "packed", FLOAT32), IDS)[0]
+    raw = json.loads((tmp_path / "packed" / "config.json").read_text())["quantization_config"]
+    raw["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    edit(tmp_path / "packed", quantization_config=raw)
+    assert torch.equal(our_logits(load_model(tmp_path / "packed", FLOAT32), IDS)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "names", ["self_attn.{}_scale", "self_attn.{0}_proj.{0}_scale", "self_attn.{}_proj.output_scale"]
+)
+def test_scales_for_a_cache_are_let_be_and_the_log_says_what_to_do(
+    names: str,
+    make_folder: MakeFolder,  # noqa: F811
+    edit,
+    our_logits,
+    tmp_path,
+    caplog,
+) -> None:
+    source = make_folder(**SIZES)
+    packed = tmp_path / "packed"
+    quantize_folder(Job(source, packed, small("rtn"), TOKENS))
+    expected = our_logits(load_model(packed, FLOAT32), IDS)[0]
+    raw = json.loads((packed / "config.json").read_text())["quantization_config"]
+    edit(packed, quantization_config=raw | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": True}})
+    file = next(path for path in packed.glob("*.safetensors") if any("layers.0" in name for name in load_file(path)))
+    tensors = load_file(file)
+    tensors |= {f"model.layers.0.{names.format(one)}": torch.tensor([0.02]) for one in "kv"}
+    save_file(tensors, file, {"format": "pt"})
+    assert torch.equal(our_logits(load_model(packed, FLOAT32), IDS)[0], expected)
+    assert "kv_dtype='fp8' keeps the cache in 8 bits" in caplog.text
+
+
 def test_awq_without_zero_points_is_named(written) -> None:  # noqa: F811
     folder, _ = written(AWQ)
-    raw = json.loads((folder / "config.json").read_text())
-    raw["quantization_config"]["zero_point"] = False
-    (folder / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match="zero_point: expected True"):
-        load_model(folder)
-    raw["quantization_config"]["zero_point"] = True
-    (folder / "config.json").write_text(json.dumps(raw))
     tensors = {n: t for n, t in load_file(folder / "model.safetensors").items() if "q_proj.qzeros" not in n}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="q_proj"):

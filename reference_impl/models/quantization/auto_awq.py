@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf
 from reference_impl.models.quantization.packing import unpack_words
 from reference_impl.models.quantization.scheme import Fitted, Scheme
 
@@ -52,8 +52,7 @@ class Awq:
         }
 
     def check(self, name: str, tensor: Tensor) -> None:
-        if name == "scales":
-            check_scales(tensor)
+        pass
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return self.coded(tensors, in_features).weight()
@@ -74,7 +73,7 @@ def awq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """Of a model's linear layers; lm_head is not quantized. ConfigError for what is not read, by name."""
     get = Fields(raw, where)
     get.one_of("bits", (4,), needed=True)
-    get.one_of("zero_point", (True,), " (AutoAWQ's gemm has zero points)")
+    get.boolean("zero_point", True)  # auto-round writes false of symmetric codes, whose zero points are there, and 8
     for name in ("version", "format", "checkpoint_format"):
         found = raw.get(name)
         if found is not None and str(found).lower() != "gemm":

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf
 from reference_impl.models.quantization.packing import unpack_words
 from reference_impl.models.quantization.scheme import Fitted, Scheme
 
@@ -58,8 +58,6 @@ class Gptq:
         }
 
     def check(self, name: str, tensor: Tensor) -> None:
-        if name == "scales":
-            check_scales(tensor)
         if name == "g_idx":
             self._check_groups(tensor)
         middle = 1 << (self.bits - 1)
@@ -128,11 +126,10 @@ def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     head = get.boolean("lm_head", False)
 
     def layout_of(name: str) -> Gptq | None:
-        if name == "lm_head":
-            return layout if head else None
-        if named is not None and not any(name.endswith(f".{one}") for one in named):
+        if name != "lm_head" and named is not None and not any(name.endswith(f".{one}") for one in named):
             return None
-        return next((other for pattern, other in rules if re.match(pattern, name)), layout)
+        default = layout if head or name != "lm_head" else None
+        return next((other for pattern, other in rules if re.match(pattern, name)), default)
 
     return layout_of
 

@@ -29,9 +29,6 @@ def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
 def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """Of a model's linear layers. ConfigError for what is not read, by name."""
     groups, ignore, form = raw.get("config_groups"), raw.get("ignore") or [], raw.get("format")
-    if raw.get("kv_cache_scheme") is not None:
-        expected = "none (scales for the cache are not read: choose its format with kv_dtype, and remove the field)"
-        raise _error(where, "kv_cache_scheme", expected, raw["kv_cache_scheme"])
     if form not in _FORMATS:
         raise _error(where, "format", f"one of {', '.join(_FORMATS)}", form)
     if not isinstance(groups, dict) or not groups:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme, decode
 from reference_impl.models.quantization.tensors import fitted_of, specs_of
 
@@ -81,7 +82,7 @@ class OfScheme:
         return specs_of(self.scheme, in_features, out_features, self.packed)
 
     def check(self, name: str, tensor: Tensor) -> None:
-        if "scale" in name:
+        if "scale" in name and not (name == "weight_scale" and FORMATS[self.scheme.numbers].least is not None):
             check_scales(tensor)
         elif name == "weight":
             check_codes(tensor)
@@ -173,7 +174,8 @@ def check_codes(codes: Tensor) -> None:
 
 
 def check_scales(scales: Tensor) -> None:
-    """ValueError unless all are positive and finite."""
+    """ValueError unless all are positive and finite: of inputs, and of weights whose codes are floats. Of integers any
+    finite number is one: auto-round chooses the sign with which a group's largest number has the code -8."""
     numbers = scales.int() != 255 if scales.dtype is torch.uint8 else scales.float().isfinite() & (scales.float() > 0)
     if not bool(numbers.all()):
         raise ValueError(
