@@ -117,6 +117,21 @@ def dequantized(folder: Path, method: LinearMethod) -> Decoder:
     return model
 
 
+def test_int8_in_float32_scores_a_prompt_alike_whole_and_in_chunks() -> None:
+    """Rounded to bfloat16, which sums of another order are differently, it was 0.1 nats apart."""
+    scores = []
+    for chunk in (512, 7):
+        llm = LLM(
+            course_model("draft"), dtype="float32", device="cpu", quantization="int8", num_blocks=40,
+            max_num_batched_tokens=chunk,
+        )  # fmt: skip
+        prompt = {"prompt_token_ids": llm.encode(Path(statistics.__file__).read_text("utf-8"))[:200]}
+        [found] = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
+        scores.append([scored.logprob for scored in found.prompt_logprobs[1:]])
+    assert len(scores[0]) == 199
+    assert max(abs(whole - cut) for whole, cut in zip(*scores, strict=True)) < 1e-3
+
+
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama_biases", "qwen2_tied"])
