@@ -20,6 +20,8 @@ from reference_impl.models.families import FAMILIES, FULL, SLIDING, Family
 from reference_impl.models.json_file import read_object
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# Embedding models are published as the decoder that stands below the head.
+_WITHOUT_HEAD = {f"{name}Model": f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
@@ -136,8 +138,9 @@ def _architecture(get: Reader) -> str:
     by_model_type = {family.model_type: name for name, family in FAMILIES.items()}
     names = get.raw.get("architectures") or [by_model_type.get(str(get.raw.get("model_type")))]
     for name in names if isinstance(names, list) else [names]:
-        if isinstance(name, str) and name in FAMILIES:
-            return name
+        whole = _WITHOUT_HEAD.get(name, name) if isinstance(name, str) else None
+        if whole in FAMILIES:
+            return whole
     found = get.raw.get("architectures") or get.raw.get("model_type")
     if found in (["FeatureHead"], ["MultiTokenPrediction"], ["MedusaHeads"]):
         what = "Medusa heads guess" if found == ["MedusaHeads"] else "a feature head guesses"
@@ -232,8 +235,8 @@ def _refuse_unsupported(get: Reader, family: Family) -> None:
             "made of, or load them as they are, without quantization=...)"
         )
         raise get.error("quantization_config", expected, quantization)
-    if family.gemma:
-        get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
+    get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
+    get.refuse("is_causal", (True,), "true (attention is causal here)")
     if family.model_type == "phi3":
         get.refuse("attention_bias", (False,), "false or no such field (Phi-3's linear layers have no biases)")
     if family.model_type == "stablelm":

@@ -195,6 +195,8 @@ def store_tensors(
         if others and name in others:
             _put(others[name], tensor, f"{file}: tensor {name}")
             continue
+        if name not in table and f"model.{name}" in table:  # as a model is saved that has no lm_head beside it
+            name = f"model.{name}"
         if name not in table:
             if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
                 continue
