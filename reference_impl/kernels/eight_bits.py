@@ -1,7 +1,8 @@
 """Numbers in 8 bits, int8, float8_e4m3fn or float8_e5m2, with one scale for several: value = code x scale.
 
 The largest magnitude becomes the largest code. A largest magnitude below 2^-64 counts as 2^-64, so that zeros stay
-zeros and nothing is divided by zero.
+zeros and nothing is divided by zero. With NaN or infinity among them the scale is NaN, so that all of them stay no
+numbers: their codes may be any.
 """
 
 import torch
@@ -12,10 +13,25 @@ DTYPES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # that `scale_of`
 
 
 @triton.jit
+def magnitude(x):
+    """The bits of |x|, x float32, as a whole number: in the order of the magnitudes, with NaN above infinity. So the
+    largest of several shows a NaN, which `tl.max` of floats drops."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
 def scale_of(largest, dtype: tl.constexpr):
-    """largest: of the magnitudes that share the scale."""
+    """largest: of the `magnitude`s that share the scale."""
     code: tl.constexpr = 127.0 if dtype == tl.int8 else 57344.0 if dtype == tl.float8e5 else 448.0
-    return tl.div_rn(tl.maximum(largest, 5.421010862427522e-20), code)  # 2^-64
+    return scale_to(largest, code)
+
+
+@triton.jit
+def scale_to(largest, code: tl.constexpr):
+    """By which a largest magnitude becomes this code."""
+    number = largest.to(tl.float32, bitcast=True)
+    scale = tl.div_rn(tl.maximum(number, 5.421010862427522e-20), code)  # 2^-64
+    return tl.where(number < float("inf"), scale, float("nan"))
 
 
 @triton.jit

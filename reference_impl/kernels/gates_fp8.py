@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import encoded, scale_of
+from reference_impl.kernels.eight_bits import encoded, magnitude, scale_of
 from reference_impl.kernels.gates import gated, rows_of
 from reference_impl.kernels.launch import launch
 
@@ -33,9 +33,9 @@ def _act_and_mul_fp8(x, codes, scale, stride_x, N: tl.constexpr, BLOCK: tl.const
     codes += row * N
     column = tl.arange(0, BLOCK)
     first = _gated(x, column, N, GELU)
-    largest = tl.abs(first)
+    largest = magnitude(first)
     for start in range(BLOCK, N, BLOCK):
-        largest = tl.maximum(largest, tl.abs(_gated(x, start + column, N, GELU)))
+        largest = tl.maximum(largest, magnitude(_gated(x, start + column, N, GELU)))
     row_scale = scale_of(tl.max(largest, 0), tl.float8e4nv)
     inverse = tl.div_rn(1.0, row_scale)
     tl.store(scale + row, row_scale)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import encoded, scale_of
+from reference_impl.kernels.eight_bits import encoded, magnitude, scale_of, scale_to
 from reference_impl.kernels.launch import launch
 from reference_impl.kernels.reference.linear import GROUP
 
@@ -25,12 +25,12 @@ def _quantize_rows_int8(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros([BLOCK], tl.float32)
+    largest = tl.zeros([BLOCK], tl.int32)
     for start in range(0, in_features, BLOCK):
         i = start + tl.arange(0, BLOCK)
         value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
-    row_scale = tl.div_rn(tl.maximum(tl.max(largest, 0), 5.421010862427522e-20), 127.5)  # 2^-64
+        largest = tl.maximum(largest, magnitude(value))
+    row_scale = scale_to(tl.max(largest, 0), 127.5)
     tl.store(scale + token, row_scale)
     for start in range(0, in_features, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -47,11 +47,11 @@ def _quantize_rows_fp8(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     fp8: tl.constexpr = codes.dtype.element_ty
-    largest = tl.zeros([BLOCK], tl.float32)
+    largest = tl.zeros([BLOCK], tl.int32)
     for start in range(0, in_features, BLOCK):
         i = start + tl.arange(0, BLOCK)
         value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
+        largest = tl.maximum(largest, magnitude(value))
     row_scale = scale_of(tl.max(largest, 0), fp8)
     inverse = tl.div_rn(1.0, row_scale)
     tl.store(scale + token, row_scale)
@@ -71,7 +71,7 @@ def _quantize_groups_fp8(
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     i = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
-    group_scale = scale_of(tl.max(tl.abs(value), 1), fp8)
+    group_scale = scale_of(tl.max(magnitude(value), 1), fp8)
     tl.store(scale + token * num_groups + group, group_scale, mask=group < num_groups)
     inverse = tl.div_rn(1.0, group_scale)
     tl.store(codes + token * in_features + i, encoded(value * inverse[:, None], fp8), mask=i < in_features)

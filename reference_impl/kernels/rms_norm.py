@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import encoded, scale_of
+from reference_impl.kernels.eight_bits import encoded, magnitude, scale_of
 from reference_impl.kernels.launch import launch
 
 
@@ -58,15 +58,16 @@ def _rms_norm(
         total += row * N
 
     value, weighted = _tile(x, residual, weight, 0, N, BLOCK)
-    squares, largest = value * value, tl.abs(weighted)
+    squares, largest = value * value, magnitude(weighted)
     for start in range(BLOCK, N, BLOCK):
         later, later_weighted = _tile(x, residual, weight, start, N, BLOCK)
         squares += later * later
-        largest = tl.maximum(largest, tl.abs(later_weighted))
+        largest = tl.maximum(largest, magnitude(later_weighted))
 
     factor = tl.rsqrt(tl.sum(squares, 0) / N + eps)
     if scale is not None:
-        row_scale = scale_of(tl.max(largest, 0) * factor, tl.float8e4nv)
+        largest_weighted = tl.max(largest, 0).to(tl.float32, bitcast=True)
+        row_scale = scale_of(magnitude(largest_weighted * factor), tl.float8e4nv)
         tl.store(scale + row, row_scale)
         factor /= row_scale
 

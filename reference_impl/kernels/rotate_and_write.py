@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import DTYPES, encoded, scale_of
+from reference_impl.kernels.eight_bits import DTYPES, encoded, magnitude, scale_of
 from reference_impl.kernels.kv_scales import strides_of_scales
 from reference_impl.kernels.launch import launch, wait_for_previous
 
@@ -41,13 +41,15 @@ def _store(cache, at, scale, at_scale, stride_lowest, a, b, inside, in_head, HAL
     its least number becomes 0, its largest 15: twin of `reference.to_four_bits`."""
     dtype: tl.constexpr = cache.dtype.element_ty
     if dtype == tl.uint8:
+        largest = tl.max(tl.maximum(magnitude(a), magnitude(b)), 1)
+        fits = largest.to(tl.float32, bitcast=True) < 65520.0  # what is larger, float16 has as infinity
         lowest = tl.min(tl.where(inside, tl.minimum(a, b), float("inf")), 1).to(tl.float16)
         tl.store(scale + at_scale + stride_lowest, lowest, mask=in_head)
         a, b = a - lowest.to(tl.float32)[:, None], b - lowest.to(tl.float32)[:, None]
-        largest = tl.max(tl.where(inside, tl.maximum(a, b), 0.0), 1)
-        head_scale = tl.div_rn(largest, 15.0).to(tl.float16).to(tl.float32)
+        highest = tl.max(tl.where(inside, tl.maximum(a, b), 0.0), 1)
+        head_scale = tl.div_rn(highest, 15.0).to(tl.float16).to(tl.float32)
         head_scale = tl.maximum(head_scale, 5.960464477539063e-08)  # 2^-24
-        tl.store(scale + at_scale, head_scale.to(tl.float16), mask=in_head)
+        tl.store(scale + at_scale, tl.where(fits, head_scale, float("nan")).to(tl.float16), mask=in_head)
         inverse = tl.div_rn(1.0, head_scale)[:, None]
         # Adding and taking away 1.5 x 2^23 rounds to the nearest whole number, ties to the even one.
         a = tl.clamp((a * inverse + 12582912.0) - 12582912.0, 0.0, 15.0)
@@ -55,7 +57,7 @@ def _store(cache, at, scale, at_scale, stride_lowest, a, b, inside, in_head, HAL
         tl.store(cache + at, (a.to(tl.int32) | b.to(tl.int32) << 4).to(tl.uint8), mask=inside)
         return
     if scale is not None:
-        largest = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
+        largest = tl.maximum(tl.max(magnitude(a), 1), tl.max(magnitude(b), 1))
         head_scale = scale_of(largest, dtype)
         inverse = tl.div_rn(1.0, head_scale)[:, None]
         tl.store(scale + at_scale, head_scale, mask=in_head)

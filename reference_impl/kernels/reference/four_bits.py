@@ -17,7 +17,8 @@ def to_four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     """(packed, scale): x [..., n], n even -> packed [..., n / 2] uint8 and scale [..., 2] float16: (scale, lowest).
 
     Byte i has the code of number i in its low half and of number i + n / 2 in its high one. Codes are those of the
-    rounded scale and lowest number. What is beyond float16 (65,504) becomes infinite there, and so when it is read.
+    rounded scale and lowest number. With NaN, infinity or a number beyond float16 (65,504) among them the scale is NaN,
+    and so is all that is read by it.
     """
     codes, scale, lowest = _codes(x, -1)
     return _packed(codes), torch.cat((scale, lowest), -1)
@@ -53,6 +54,7 @@ def _codes(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     above = exact - lowest
     largest = above.amax(dim, keepdim=True)
     scale = (largest / torch.full_like(largest, 15.0)).half().clamp(min=SMALLEST)
+    scale = scale.masked_fill(~(exact.abs().amax(dim, keepdim=True) < 65520), torch.nan)  # from there on half is inf
     return (above * (1 / scale.to(exact.dtype))).round().clamp(0, 15).to(torch.uint8), scale, lowest
 
 

@@ -26,7 +26,7 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scale): codes [tokens, in] float8_e4m3fn and scale [tokens] float32, with x about codes x scale.
 
-    A row's largest magnitude becomes 448. x has to be finite.
+    A row's largest magnitude becomes 448. Of a row with NaN or infinity the scale is NaN, the codes may be any.
     """
     return to_eight_bits(x, torch.float8_e4m3fn)
 
@@ -102,10 +102,11 @@ def quantize_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scale): codes [tokens, in] int8 and scale [tokens] float32, with x about codes x scale.
 
     A row's largest magnitude (at least 2^-64) becomes 127.5, as in compressed-tensors; codes end at -128 and 127. So an
-    error of at most half a scale. x has to be finite.
+    error of at most half a scale. Of a row with NaN or infinity the scale is NaN, the codes may be any.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = wide.abs().amax(1).clamp(min=2.0**-64) / 127.5
+    largest = wide.abs().amax(1)
+    scale = (largest.clamp(min=2.0**-64) / 127.5).masked_fill(~largest.isfinite(), torch.nan)
     codes = (wide / scale[:, None]).round().clamp(-128, 127)
     return codes.to(torch.int8), scale.float()
 
@@ -125,7 +126,7 @@ def gemm_w8a8(
 def quantize_groups_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scale): codes [tokens, in] float8_e4m3fn, scale [tokens, ceil(in / 128)] float32, of 128 inputs each.
 
-    The largest magnitude of a group becomes 448. x has to be finite.
+    The largest magnitude of a group becomes 448. With NaN or infinity its scale is NaN, its codes may be any.
     """
     missing = -x.shape[1] % GROUP
     codes, scale = to_eight_bits(F.pad(x, (0, missing)).unflatten(1, (-1, GROUP)), torch.float8_e4m3fn)

@@ -38,12 +38,14 @@ def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(codes, scale), x about codes x scale: codes like x in int8 or a float8, scale [...] float32.
 
     The last dimension shares a scale: its largest magnitude becomes the largest code. Below 2^-64 it counts as 2^-64,
-    so that nothing is divided by zero.
+    so that nothing is divided by zero. With NaN or infinity there the scale is NaN, and so is all that is made of it;
+    the codes may be any.
     """
     limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     largest = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64)
     scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply by its reciprocal
+    scale = scale.masked_fill(~largest.isfinite(), torch.nan)
     codes = (exact * (1 / scale)).clamp(-limit, limit)  # as the kernels do it; rounding may pass the limit
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
 
@@ -74,8 +76,8 @@ def rotate_and_write(
 
     A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too. One
     of 4 bits, uint8 with head_dim / 2 bytes a head, has them in float16, [num_blocks, block_size, num_kv_heads, 2]: see
-    `to_four_bits`. For both k and v have to be finite: the largest magnitude beside a NaN is NaN here, in the kernel
-    that of the other numbers. Raises ValueError if scales are missing, or given for another cache.
+    `to_four_bits`. Of a head with NaN or infinity (in 4 bits: a number beyond float16) the scale is NaN, so that all
+    of it is NaN when it is read. Raises ValueError if scales are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
         raise ValueError(
