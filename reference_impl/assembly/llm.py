@@ -24,6 +24,7 @@ from reference_impl.annexes.beams.search import Beam, beam_search
 from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_tools
 from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
+from reference_impl.annexes.grammars.bad_words import BadWords
 from reference_impl.annexes.sizing.memory import give_back
 from reference_impl.annexes.texts.stream import AskedTextStream
 from reference_impl.assembly.checks import check_tokenizer
@@ -252,6 +253,11 @@ class LLM(core_llm.LLM, ChatEncoder):
 
         options: those of Engine.add.
         """
+        if sampling.bad_words:
+            if self.tokenizer is None or options.get("grammar") is not None:
+                raise ValueError("bad_words: expected a model with a tokenizer, and no grammar beside them")
+            words = BadWords(sampling.bad_words, self.tokenizer, self.engine.model.config.vocab_size)
+            options["grammar"] = words
         first = cast(Generation, super().start(cast(Prompt, prompt), sampling, **options))
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         first.prompt = text if isinstance(text, str) else None

@@ -13,7 +13,7 @@ from reference_impl.interfaces import Request, SamplingParams
 # Fields of SamplingParams that ask for what the core does not have: they must keep their defaults.
 NOT_IN_CORE = (
     "n", "prompt_logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens",
-    "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "detokenize",
+    "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "detokenize", "bad_words",
 )  # fmt: skip
 
 

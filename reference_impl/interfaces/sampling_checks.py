@@ -44,8 +44,8 @@ def normal(given: Any) -> dict[str, Any]:
         found["logit_bias"] = {_token(token): bias for token, bias in given.logit_bias.items()}
     if isinstance(given.allowed_token_ids, Iterable):
         found["allowed_token_ids"] = tuple(given.allowed_token_ids)
-    if given.bad_words is None or given.bad_words == []:
-        found["bad_words"] = ()
+    if given.bad_words is None or isinstance(given.bad_words, list):
+        found["bad_words"] = tuple(given.bad_words or ())
     return found
 
 
@@ -93,9 +93,14 @@ def _ranges(p: Any) -> Iterable[tuple[str, bool, str]]:
         ("logit_bias", _is_bias(p.logit_bias), "None or {token id: a number from -100 to 100}"),
         ("allowed_token_ids", _are_tokens(p.allowed_token_ids), f"None, or token ids from 0 to {most}"),
         ("detokenize", p.detokenize is not False or not p.stop, "True where there are stop strings"),
-        ("bad_words", p.bad_words == (), "none: not implemented; logit_bias -100 keeps single tokens out"),
+        ("bad_words", _are_words(p.bad_words), "a list of strings that are not blank"),
         *((name, isinstance(getattr(p, name), bool), "True or False") for name in _FLAGS),
     )
+
+
+def _are_words(given: object) -> bool:
+    """Whether they can be `bad_words`."""
+    return isinstance(given, tuple) and all(isinstance(word, str) and word.strip() for word in given)
 
 
 def _are_tokens(given: object) -> bool:

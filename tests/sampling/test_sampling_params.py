@@ -56,7 +56,7 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("skip_special_tokens", [None], "True or False"),
     ("detokenize", [None, 0], "True or False"),
     ("allowed_token_ids", [[], 5, "ab", [1.0], [-1], [True], [2**31]], "None, or token ids from 0 to 2,147,483,647"),
-    ("bad_words", [["x"], "x"], "none: not implemented; logit_bias -100 keeps single tokens out"),
+    ("bad_words", [[""], [" "], [1], "x", 5], "a list of strings that are not blank"),
     ("logprobs", [-2, 10**30], "None, -1 (all) or 0 to 2,147,483,647"),
     ("n", [0, -1, 10**9], "1 to 10,000"),
     ("n", [True, 1.0, None], "an integer"),

@@ -14,7 +14,9 @@ class BiasingEngine(Engine):
         self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None, **others: Any
     ) -> Request:
         """ValueError also for tokens outside the vocabulary in logit_bias, in allowed_token_ids, or in stop_token_ids
-        with min_tokens, and where min_tokens rules out all that are allowed."""
+        with min_tokens, where min_tokens rules out all that are allowed, and for bad_words without their grammar."""
+        if sampling.bad_words and others.get("grammar") is None:
+            raise ValueError("bad_words: an engine has no tokenizer, which makes tokens of words: use LLM.generate")
         config, allowed = self.model.config, sampling.allowed_token_ids
         stops = sampling.stop_token_ids if sampling.min_tokens else ()
         for name, given in (
