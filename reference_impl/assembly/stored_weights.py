@@ -13,6 +13,7 @@ memory that is free. What remains is decoded anew for each product: right, and m
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -92,13 +93,14 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
             "%s: kv_cache_scheme: scales of keys and values that come with a checkpoint are not used; kv_dtype='fp8' "
             "keeps the cache in 8 bits, with a scale for each head of each token", path,
         )  # fmt: skip
-    headers = tensor_shapes(weight_files(folder)) if method == "compressed-tensors" else {}
+    headers = functools.cache(lambda: tensor_shapes(weight_files(folder)))
 
     def of_file(name: str) -> Layout | None:
         """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order."""
         layout = layout_of(name)
-        lacks = isinstance(layout, OfAnyGroups) and f"{name}.weight_g_idx" not in headers
-        return layout.base if isinstance(layout, OfAnyGroups) and lacks else layout
+        if isinstance(layout, OfAnyGroups) and f"{name}.weight_g_idx" not in headers():
+            return layout.base
+        return layout
 
     # Of lm_head some configs say nothing, and mean that it is not quantized: so its tensors are looked at.
     plain_head = layout_of("lm_head") is not None and not stored_head(weight_files(folder))
