@@ -407,9 +407,9 @@ print(repr(first.text), repr(other.text), sep="\n")
 #
 # As of 2026. Names of options change; look them up in the version you run.
 #
-# **vLLM** admits a request if its whole input fits into the free blocks (`scheduler_reserve_full_isl`, on by default), and while `max_num_seqs` and `max_num_batched_tokens` allow. When
-# running requests need more blocks than are free, it preempts one and recomputes its tokens later; since the V1 engine
-# (2025) preemption is always by recomputing. The engine of this course does the same by default.
+# **vLLM** admits a request if its whole input fits into the free blocks (`scheduler_reserve_full_isl`, on by default),
+# and while `max_num_seqs` and `max_num_batched_tokens` allow. When running requests need more blocks than are free, it
+# preempts one and recomputes its tokens later; since the V1 engine (2025) preemption is always by recomputing. The engine of this course does the same by default.
 #
 # **SGLang** also admits requests without knowing how long they get. When the pool is full it *retracts* running
 # requests. `--schedule-conservativeness` sets how careful it is when it admits.

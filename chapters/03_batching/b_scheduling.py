@@ -1194,9 +1194,9 @@ widgets.table(blocked, ["", "short requests: p95 TTFT", "p99 TPOT", "longest gap
 # As of November 2026. Names of options and their defaults change; look them up in the version you run.
 #
 # **vLLM** orders by `--scheduling-policy fcfs` (default) or `priority`, and preempts by recomputing since V1. It admits
-# by *filling*, if a request's whole input fits (`scheduler_reserve_full_isl`, on by default). A warning in the log and a counter report preemptions; its guide suggests more memory for the cache, or
-# fewer seats or tokens per step. Asynchronous scheduling overlaps the host with the GPU; if unset, the engine decides
-# by itself.
+# by *filling*, if a request's whole input fits (`scheduler_reserve_full_isl`, on by default). A warning in the log and a
+# counter report preemptions; its guide suggests more memory for the cache, or fewer seats or tokens per step.
+# Asynchronous scheduling overlaps the host with the GPU; if unset, the engine decides by itself.
 #
 # **SGLang** orders by arrival; longest prefix match (`lpm`) is one of several other choices of `--schedule-policy`. It
 # estimates how much of `max_new_tokens` will actually be used, and *retracts* running requests when the estimate was

@@ -338,7 +338,8 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="buys"))
 # ## 10. Card
 #
 # - Three reasons: bytes per step, fit, arithmetic. Weights alone: the first two. Weights and activations: all three.
-#   Cache: the first two, at long contexts and large batches.
+#   Cache: the first two, at long contexts and large batches; arithmetic, too, where attention itself is computed in FP8
+#   (vLLM with FlashAttention-3 on an FP8 cache). <!-- source: vLLM's documentation, Quantized KV Cache -->
 # - Gain of a step = bytes before / bytes after, *all* bytes: scales, 16-bit output projection, cache. INT4 on an 8B at
 #   batch 1, context 2,048: 3.1, not 4.
 #   <!-- tested: tests/claims/test_chapter_07.py::test_e07_01_four_bit_weights_with_scales_read_3_88_times_fewer_bytes_and_less_in_practice -->

@@ -398,8 +398,9 @@ widgets.token_origins(steps, steps[0].rows[0].request_id, output, lambda token: 
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Several tokens are drafted in parallel and then verified."** (E08.11) A draft model drafts one after another; what is
-# parallel is the verification. The passes of section 4, once more as numbers:
+# **"Several tokens are drafted in parallel and then verified."** (E08.11) An autoregressive draft model drafts one after
+# another; what is parallel is the verification. A draft that was trained for it (PARD) guesses k tokens in one pass.
+# <!-- source: An et al. 2025; vLLM's `parallel_drafting` --> The passes of section 4, once more as numbers:
 
 # %% name="errata-passes"
 calls = Counter(name for name, _ in passes_of("draft model", 3))

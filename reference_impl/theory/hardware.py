@@ -162,7 +162,7 @@ def _twice(*names: str, **dense: float) -> dict[str, float]:
 _HOPPER = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp8": 1978.9, "int8": 1978.9, "fp32": 66.9}
 _HOPPER_CHIP = Chip(132, 1.83e9, 128, 256 * KiB, 228 * KiB, 50 * MiB, (5e12, 12e12))
 _A100 = {"bf16": 312, "fp16": 312, "tf32": 156, "int8": 624, "fp32": 19.5}
-_ADA_4090 = {"bf16": 165.2, "fp16": 165.2, "fp8": 330.3, "int8": 660.6, "fp32": 82.6}
+_ADA_4090 = {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp8": 330.3, "int8": 660.6, "fp32": 82.6}
 _L4 = {"bf16": 121, "fp16": 121, "tf32": 60, "fp8": 242.5, "int8": 242.5, "fp32": 30.3}
 _MI300X = {"bf16": 1307.4, "fp16": 1307.4, "tf32": 653.7, "fp8": 2614.9, "int8": 2614.9, "fp32": 163.4}
 _B200 = {"bf16": 2250, "fp16": 2250, "tf32": 1125, "fp8": 4500, "int8": 4500, "fp4": 9000, "fp32": 75}
@@ -193,7 +193,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             Device(
                 "RTX4090", "NVIDIA GeForce RTX 4090", "2022-09", _tera(**_ADA_4090), 1008e9, 24 * GB,
                 Chip(128, 2.52e9, 128, 256 * KiB, 100 * KiB, 72 * MiB), None, "PCIe 4 x16",
-                "NVIDIA Ada GPU architecture white paper", _twice("bf16", "fp16", "fp8", "int8", **_ADA_4090),
+                "NVIDIA Ada GPU architecture white paper", _twice(*_TENSOR, "fp8", **_ADA_4090),
                 "Tensor peaks with fp32 accumulation; fp16 accumulation doubles fp16 and fp8.",
             ),
             Device(
