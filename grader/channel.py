@@ -170,7 +170,7 @@ class Network:
 
 
 def copied(message: Any) -> tuple[Any, int]:
-    """A copy of data as the other process would get it, and its size: bytes of tensors, bytes and texts, 8 per number.
+    """A copy of data as the other process would get it, and its bytes, as a frame would carry them: see `_size`.
 
     Raises TypeError for what is not data.
     """
@@ -187,6 +187,9 @@ def _refuse(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
+    """Bytes of `value`: the content of tensors, bytes and texts; 8 for a float; what an int needs, at least 8; 1 for
+    None and a bool. A list, tuple, set or dict adds 1 for each of its values, so that no count of empty ones is free.
+    """
     if isinstance(value, torch.Tensor):
         return value.numel() * value.itemsize
     if isinstance(value, str):
@@ -194,10 +197,12 @@ def _size(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, dict):
-        return sum(_size(key) + _size(item) for key, item in value.items())
+        return sum(1 + _size(part) for item in value.items() for part in item)
     if isinstance(value, (list, tuple, set)):
-        return sum(map(_size, value))
-    return 0 if value is None else 8
+        return sum(1 + _size(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(8, (value.bit_length() + 8) // 8)
+    return 8 if isinstance(value, float) else 1
 
 
 def corrupted(message: Any, chance: random.Random) -> Any:

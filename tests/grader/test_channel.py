@@ -28,7 +28,7 @@ def test_a_good_line_delivers_everything_in_order_and_counts_it() -> None:
     assert link.arrived(0.5) == []
     assert [number for number, _ in link.arrived(3.0)] == [0, 1, 2]
     assert [number for number, _ in drain(link)] == [3, 4]
-    assert (link.num_messages, link.num_bytes) == (5, 5 * 12)
+    assert (link.num_messages, link.num_bytes) == (5, 5 * (1 + 8 + 1 + 4))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
@@ -134,8 +134,26 @@ def test_bytes_are_counted_per_rank() -> None:
     network.ports[0].send(1, torch.zeros(4))
     network.ports[0].send(2, (1, "ab", None, {b"key": 2.0}))
     network.ports[2].send(0, [])
-    assert network.sent == [(0, 1, 16), (0, 2, 8 + 2 + 3 + 8), (2, 0, 0)]
-    assert (network.bytes_sent_by(0), network.num_bytes, network.num_messages, network.num_unread) == (37, 37, 3, 3)
+    assert network.sent == [(0, 1, 16), (0, 2, 4 + 8 + 2 + 1 + 2 + 3 + 8), (2, 0, 0)]
+    assert (network.bytes_sent_by(0), network.num_bytes, network.num_messages, network.num_unread) == (44, 44, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "information"),
+    [
+        ([None] * 800, 800 // 8),  # as long as a number wants
+        ([True, False] * 400, 800 // 8),
+        ([[]] * 800, 800 // 8),
+        (["", b""] * 400, 800 // 8),
+        (3**6000, (3**6000).bit_length() // 8),
+        (-(2**11000), 11000 // 8),
+        (dict.fromkeys(range(100)), 100 * 8),
+    ],
+)
+def test_no_data_travels_in_fewer_bytes_than_it_needs(message: Any, information: int) -> None:
+    network = Network(2)
+    network.ports[0].send(1, message)
+    assert network.num_bytes >= information
 
 
 def test_a_network_with_faults_loses_the_same_messages_whoever_is_faster() -> None:
