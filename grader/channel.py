@@ -105,7 +105,7 @@ class Port:
         self._network, self.rank, self.num_ranks = network, rank, num_ranks
 
     def send(self, to: int, message: Any) -> None:
-        """Send data to rank `to`; does not wait for it. Raises ValueError, TypeError."""
+        """Send data to rank `to`; waits for it where the network says so. Raises ValueError, TypeError, Deadlock."""
         self._network._send(self.rank, to, message)
 
     def recv(self, source: int) -> Any:
@@ -116,14 +116,22 @@ class Port:
 class Network:
     """Every role can send to every other; `ports[rank]` is handed to the role.
 
-    sent: (source, to, bytes) of every message, in the order in which they were sent.
+    sends_wait: a `send` returns when its message was received, as gloo's does: two roles that both send first wait for
+    each other. sent: (source, to, bytes) of every message, in the order in which they were sent. ValueError for
+    sends_wait with faults: a lost message is never received.
     """
 
-    def __init__(self, num_ranks: int, faults: Faults | None = None, seed: int = 0):
+    def __init__(self, num_ranks: int, faults: Faults | None = None, seed: int = 0, sends_wait: bool = False):
+        if sends_wait and faults is not None:
+            raise ValueError("sends_wait: expected a network without faults: a send of a lost message never ends")
+        self._sends_wait = sends_wait
         ranks = range(num_ranks)
         self.ports = [Port(self, rank, num_ranks) for rank in ranks]
         self.sent: list[tuple[int, int, int]] = []
-        self._inboxes: dict[tuple[int, int], deque[Any]] = {(a, b): deque() for a in ranks for b in ranks if a != b}
+        # (message, a list that is empty until somebody has received it)
+        self._inboxes: dict[tuple[int, int], deque[tuple[Any, list[bool]]]] = {
+            (a, b): deque() for a in ranks for b in ranks if a != b
+        }
         # A fate per pair: which message meets which fault must not depend on which role happens to be faster.
         self._fates = {
             (a, b): _Fate(faults or Faults(), seed * num_ranks**2 + a * num_ranks + b) for a, b in self._inboxes
@@ -155,18 +163,25 @@ class Network:
     def _send(self, source: int, to: int, message: Any) -> None:
         pair = self._pair(source, to)
         message, size = copied(message)
+        received: list[bool] = []
         with changed:
             self.sent.append((source, to, size))
             for one in self._fates[pair].copies(message):
                 inbox = self._inboxes[pair]
-                inbox.insert(len(inbox) - 1 if inbox and self._fates[pair].overtakes() else len(inbox), one)
+                place = len(inbox) - 1 if inbox and self._fates[pair].overtakes() else len(inbox)
+                inbox.insert(place, (one, received))
             changed.notify_all()
+            if self._sends_wait:
+                wait_for(received, f"rank {source} waits for rank {to} to receive its message")
 
     def _recv(self, source: int, to: int) -> Any:
         inbox = self._inboxes[self._pair(source, to)]
         with changed:
             wait_for(inbox, f"rank {to} waits for a message from rank {source}")
-            return inbox.popleft()
+            message, received = inbox.popleft()
+            received.append(True)
+            changed.notify_all()
+            return message
 
 
 def copied(message: Any) -> tuple[Any, int]:

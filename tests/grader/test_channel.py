@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grader.channel import Faults, Link, Network, copied, corrupted
+from grader.checks import Deadlock, together
 
 
 def drain(link: Link) -> list[Any]:
@@ -156,13 +158,38 @@ def test_no_data_travels_in_fewer_bytes_than_it_needs(message: Any, information:
     assert network.num_bytes >= information
 
 
+def test_a_send_may_wait_for_its_receiver() -> None:
+    """As gloo's: a ring in which everybody sends first stands still; if the first rank receives first, it goes."""
+
+    def ring(network: Network, first_receives: bool) -> list[Any]:
+        def step(rank: int) -> Any:
+            port, size = network.ports[rank], len(network.ports)
+            if rank == 0 and first_receives:
+                got = port.recv(size - 1)
+                port.send(1, rank)
+                return got
+            port.send((rank + 1) % size, rank)
+            return port.recv((rank - 1) % size)
+
+        return together([functools.partial(step, rank) for rank in range(len(network.ports))])
+
+    assert ring(Network(3), False) == [2, 0, 1]
+    assert ring(Network(3, sends_wait=True), True) == [2, 0, 1]
+    with pytest.raises(Deadlock, match="rank 0 waits for rank 1 to receive its message; rank 1 waits for rank 2"):
+        ring(Network(3, sends_wait=True), False)
+    with pytest.raises(Deadlock, match="no other role is running"):
+        Network(2, sends_wait=True).ports[0].send(1, "nobody runs")
+    with pytest.raises(ValueError, match="sends_wait: expected a network without faults"):
+        Network(2, Faults(drop=0.1), sends_wait=True)
+
+
 def test_a_network_with_faults_loses_the_same_messages_whoever_is_faster() -> None:
     def lost(order: list[int]) -> list[list[int]]:
         network = Network(3, Faults(drop=0.5), seed=4)
         for rank in order:
             for number in range(20):
                 network.ports[rank].send(2, number)
-        return [list(network._inboxes[rank, 2]) for rank in (0, 1)]
+        return [[message for message, _ in network._inboxes[rank, 2]] for rank in (0, 1)]
 
     assert lost([0, 1]) == lost([1, 0])
     assert 0 < len(lost([0, 1])[0]) < 20
