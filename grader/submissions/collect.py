@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from grader.course import CourseError, course_lock
 from grader.submissions.choice import Files, attempts_of, what_counts
-from grader.submissions.handed_in import Entry, opened
+from grader.submissions.handed_in import CHECKPOINTS, Entry, hidden_notebooks, opened
 from grader.submissions.history import DamagedReceipt, read_history
 from grader.submissions.lms import Download, Reading, understand
 from grader.submissions.receipt import (
@@ -92,6 +92,8 @@ def collect(
             zone,
         )
         done = Collected(download.form)
+        hidden = [_why_not(name) for name in hidden_notebooks(source, entries)]
+        done.warnings += hidden
         if download.clock:
             done.warnings.append(NO_ZONE.format(datetime.now().astimezone().tzname()))
         elif zone is not None and download.form != "blackboard":
@@ -104,7 +106,9 @@ def collect(
         done.of_other_labs = sorted({str(path.parent) for path in elsewhere})
         if not download.owned:
             expected = f"STUDENT/{lab_slug}/{release_path.name} or STUDENT.ipynb"
-            raise CourseError(f"no notebook in {source}; expected {expected}, or an LMS's download")
+            raise CourseError(
+                "\n".join([f"no notebook in {source}; expected {expected}, or an LMS's download", *hidden])
+            )
         people = _people(root, roster, download, done)
         save_roster(root, roster)
         _, _, lab = released(root, lab_slug)
@@ -153,6 +157,14 @@ def collect(
             done.kept = doubts
     done.missing = [s for s in sorted(roster.students) if not (root / "submitted" / s / lab_slug).is_dir()]
     return done
+
+
+def _why_not(hidden: str) -> str:
+    if hidden.endswith(CHECKPOINTS):
+        return f"{hidden}: only the copy that Jupyter keeps of a notebook: not taken in; ask for the notebook itself"
+    return (
+        f"{hidden}: hidden, its name begins with a dot: not taken in; if it is handed in, rename it and collect again"
+    )
 
 
 def _everybody_writes(source: Path, entries: list[Entry]) -> bool:

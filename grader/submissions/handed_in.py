@@ -24,6 +24,7 @@ from grader.results.shown_text import BLANK
 MAX_ENTRIES = 200_000  # of a folder or zip that an instructor collects
 MAX_FILES = 20_000  # of one student
 MAX_PART = 2000  # characters of a folder's or file's name that are looked at; file systems allow 255 bytes
+CHECKPOINTS = ".ipynb_checkpoints"  # where Jupyter keeps a copy of each notebook
 _CENTRAL = b"PK\x01\x02"  # begins a zip's entry in its list of contents
 
 
@@ -72,6 +73,34 @@ def opened(source: Path) -> Iterator[list[Entry]]:
         ) from error
     with archive:
         yield _limited(_files_in_zip(archive), source)
+
+
+def hidden_notebooks(source: Path, entries: list[Entry]) -> list[str]:
+    """The hidden files and folders of a folder or zip that hold notebooks, where none was handed in beside them: what
+    Jupyter keeps of a notebook that is not there, a folder that begins with a dot. entries: what `opened` gave."""
+    notebooks = [
+        entry.path for entry in entries if ".ipynb" in entry.name.lower() or entry.name.lower().endswith(".zip")
+    ]
+    beside, above = {path.parent for path in notebooks}, {folder for path in notebooks for folder in path.parents}
+    found: dict[str, None] = {}
+    for path in _all_paths(source):
+        at = next((number for number, part in enumerate(path.parts) if part.startswith(".")), None)
+        if at is None or not path.name.endswith(".ipynb") or path.name.startswith("._"):  # macOS writes ._NAME
+            continue
+        folder, hidden = PurePosixPath(*path.parts[:at]), path.parts[at]
+        if folder not in (above if hidden == CHECKPOINTS else beside - {PurePosixPath()}):
+            found[str(folder / hidden)] = None
+    return sorted(found)
+
+
+def _all_paths(source: Path) -> Iterator[PurePosixPath]:
+    if source.is_dir():
+        for folder, _, files in os.walk(source):
+            yield from (_inner(source, Path(folder, name)) for name in files)
+        return
+    with zipfile.ZipFile(source) as archive:
+        for name in archive.namelist():
+            yield PurePosixPath(*map(printable, PurePosixPath(name.replace("\\", "/")).parts))
 
 
 def files_in_student_zip(raw: bytes) -> list[Entry]:

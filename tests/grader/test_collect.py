@@ -53,6 +53,32 @@ def test_of_a_students_files_the_best_named_one_is_taken_and_the_others_are_name
     assert said["i"] == "the file is named lab.ipynb: it was taken for toy.ipynb"
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_who_handed_in_only_what_is_hidden_is_named_with_the_reason(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any, packed: bool
+) -> None:
+    files = {
+        "a/toy.ipynb": notebook(), "a/.ipynb_checkpoints/toy-checkpoint.ipynb": notebook(), "a/._toy.ipynb": b"x",
+        "a/.draft.ipynb": notebook(), "b/.ipynb_checkpoints/toy-checkpoint.ipynb": notebook(),
+        ".c/toy.ipynb": notebook(), "__MACOSX/._toy.ipynb": b"x",
+    }  # fmt: skip
+    source = disk.write(tmp_path / "in", files)
+    if packed:
+        source = tmp_path / "in.zip"
+        with zipfile.ZipFile(source, "w") as archive:
+            for name, raw in files.items():
+                archive.writestr(name, raw)
+    done = collect(root, "01_toy", source)
+    assert reasons(done) == {"a": ""}
+    assert [warning.split(": ")[:2] for warning in done.warnings] == [
+        [".c", "hidden, its name begins with a dot"],
+        ["b/.ipynb_checkpoints", "only the copy that Jupyter keeps of a notebook"],
+    ]
+    only = disk.write(tmp_path / "only", {".c/toy.ipynb": notebook()})
+    with pytest.raises(CourseError, match=r"no notebook in .*\n\.c: hidden"):
+        collect(root, "01_toy", only)
+
+
 def test_what_is_of_another_lab_of_the_course_is_not_called_nobodys(
     root: Path, tmp_path: Path, notebook: Any, disk: Any
 ) -> None:
