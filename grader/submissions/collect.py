@@ -19,7 +19,7 @@ from grader.course import CourseError, course_lock
 from grader.submissions.choice import Files, attempts_of, what_counts
 from grader.submissions.handed_in import CHECKPOINTS, Entry, hidden_notebooks, opened
 from grader.submissions.history import DamagedReceipt, read_history
-from grader.submissions.lms import Download, Reading, understand
+from grader.submissions.lms import Download, Owner, Reading, understand
 from grader.submissions.receipt import (
     Handed,
     Received,
@@ -226,11 +226,13 @@ def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Downl
             ignored.append(entry.path)
         elif student is not None:
             ids = tuple((kind, student) for kind in ("id", "login", "email"))
-            meant = [r[0] for r in alternatives if student in (r[0].person, getattr(roster.find(r[0].ids), "id", ""))]
-            owner = replace(
-                (meant or [alternatives[0][0]])[0], person=student, name=student, ids=ids, own=True, claim=()
-            )
+            first = [r[0] for r in alternatives if r] or [Owner(student, entry.name)]
+            meant = [one for one in first if student in (one.person, getattr(roster.find(one.ids), "id", ""))]
+            owner = replace((meant or first)[0], person=student, name=student, ids=ids, own=True, claim=())
             owned.append((owner, entry))
+        elif not alternatives[0]:
+            file = _shown(entry, entries)
+            questions.append(f'{file} names no student: --whose "{file}=STUDENT"')
         else:
             fit = alternatives if len(alternatives) == 1 else _fitting(alternatives, roster)
             if len(fit) == 1:

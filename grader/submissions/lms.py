@@ -18,7 +18,8 @@ gradescope: public tools that read the export of a programming assignment: folde
 exchange: nbgrader's own source, `exchange/default/submit.py`: folders USER+LAB+TIME UTC+RANDOM in `inbound`. Students
   make these folders, so USER counts only where the folder is the user's own (`collect.py`).
 folders: no system's form: STUDENT/LAB/FILE, STUDENT/FILE, or STUDENT.ipynb, as nbgrader's `submitted` has it. STUDENT
-  is the outermost name, which the instructor wrote.
+  is the outermost name, which the instructor wrote. Also what Google Drive packs of a Classroom assignment: STUDENT -
+  FILE.ipynb, where FILE is the lab's, a `Copy of` it, or has a number behind it; such a FILE alone names no student.
 
 A zip of Canvas or Moodle holds the time of the download, not of the submission, so no time is taken from there.
 """
@@ -127,7 +128,7 @@ def understand(
     form = _detect(entries, lab) if form == "auto" else form
     if form == "folders":
         others = set(other_labs) - {lab}
-        return _download(form, [(e, _folders(e, others)) for e in entries if _is_meant(e)], entries)
+        return _download(form, [(e, _folders(e, others, name)) for e in entries if _is_meant(e)], entries)
     reader = _reader(form, entries, lab, zone)
     found = _download(form, [(entry, reader(entry)) for entry in entries], entries)
     if not found.owned and not found.doubtful:
@@ -364,13 +365,22 @@ def _gradescope_metadata(entry: Entry) -> dict[Any, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _folders(entry: Entry, other_labs: set[str]) -> list[Reading]:
+def _folders(entry: Entry, other_labs: set[str], name: str) -> list[Reading]:
+    """Two readings without an owner: a file at the top that is called as the lab's notebook, name, is."""
     path = entry.path
     if len(path.parts) > 2 and path.parts[1] in other_labs:
         return []
-    person = path.parts[0] if len(path.parts) > 1 else _NOTEBOOK.sub("", path.name)
+    person, file = (path.parts[0] if len(path.parts) > 1 else _NOTEBOOK.sub("", path.name)), path.name
+    claim = entry.given[0]
+    if len(path.parts) == 1 and len(path.name) <= MAX_NAME:
+        lab_name = re.escape(name.removesuffix(".ipynb"))
+        parted = re.fullmatch(rf"(?:(.+) - )?((?:Copy of )*{lab_name}(?: ?\([0-9]+\))?)", person)
+        if parted and parted[1] is None:
+            return [(), ()]
+        if parted:
+            person, file, claim = parted[1].strip(), path.name[parted.start(2) :], parted[1]
     ids = tuple((kind, person) for kind in ("id", "login", "email", "name"))
-    return [(Owner(person, path.name, ids, person, own=True, claim=(entry.given[0],)),)]
+    return [(Owner(person, file, ids, person, own=True, claim=(claim,)),)]
 
 
 def _is_meant(entry: Entry) -> bool:

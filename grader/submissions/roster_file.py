@@ -25,6 +25,17 @@ COLUMNS = {
     "sis login id": "login", "username": "login", "user name": "login", "login": "login", "login_id": "login",
     "id number": "id_number", "id_number": "id_number", "sid": "sid", "section": "section", "sections": "section",
     "identifier": "participant", "participant": "participant",
+    # Moodle's lists of participants in German, French, Spanish, Italian, Portuguese and Dutch.
+    "vorname": "first_name", "prénom": "first_name", "nombre": "first_name", "nome": "first_name",
+    "voornaam": "first_name", "nachname": "last_name", "nom": "last_name", "nom de famille": "last_name",
+    "apellido(s)": "last_name", "apellidos": "last_name", "cognome": "last_name", "sobrenome": "last_name",
+    "apelido": "last_name", "achternaam": "last_name", "e-mail-adresse": "email", "adresse de courriel": "email",
+    "dirección de correo": "email", "correo electrónico": "email", "indirizzo email": "email",
+    "endereço de email": "email", "endereço de e-mail": "email", "e-mailadres": "email", "id-nummer": "id_number",
+    "numéro d'identification": "id_number", "número de id": "id_number", "codice identificativo": "id_number",
+    "número de identificação": "id_number", "anmeldename": "login", "nom d'utilisateur": "login",
+    "nombre de usuario": "login", "gebruikersnaam": "login", "vollständiger name": "name", "nom complet": "name",
+    "nombre completo": "name",
 }  # fmt: skip
 # Which column makes the id where none is called so, and which two rows may share without being one person.
 _ID_FROM = ("login", "sis_user_id", "id_number", "canvas_id", "sid", "email")

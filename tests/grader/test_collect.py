@@ -53,6 +53,17 @@ def test_of_a_students_files_the_best_named_one_is_taken_and_the_others_are_name
     assert said["i"] == "the file is named lab.ipynb: it was taken for toy.ipynb"
 
 
+def test_a_file_that_names_no_student_is_asked_for(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    source = disk.write(tmp_path / "in", {"Ada L - toy.ipynb": notebook("a = 1"), "toy (1).ipynb": notebook("b = 1")})
+    with pytest.raises(CourseError, match=r'toy \(1\).ipynb names no student: --whose "toy \(1\).ipynb=STUDENT"'):
+        collect(root, "01_toy", source)
+    done = collect(root, "01_toy", source, whose={"toy (1).ipynb": "bob"})
+    assert sorted(reasons(done).values()) == ["", ""]
+    assert disk.answer(root, "bob") == "b = 1"
+    [other] = {one.student for one in done.received} - {"bob"}
+    assert (done.unknown[other], disk.answer(root, other)) == ("Ada L", "a = 1")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_who_handed_in_only_what_is_hidden_is_named_with_the_reason(
     root: Path, tmp_path: Path, notebook: Any, disk: Any, packed: bool

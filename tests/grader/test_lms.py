@@ -27,6 +27,22 @@ def owners(found: Download) -> list[tuple[str, str]]:
     return [(owner.person, owner.file) for owner, _ in found.owned]
 
 
+def test_what_google_drive_packs_of_a_classroom_is_whose_name_stands_before_the_labs() -> None:
+    found = download(
+        "Ada Lovelace - kv_cache.ipynb", "Jean-Luc P. - Copy of kv_cache.ipynb", "Bob - x - kv_cache (2).ipynb",
+        "carol.ipynb", "dan/kv_cache (1).ipynb", "Eve - notes.ipynb",
+    )  # fmt: skip
+    assert owners(found) == [
+        ("Ada Lovelace", "kv_cache.ipynb"), ("Jean-Luc P.", "Copy of kv_cache.ipynb"),
+        ("Bob - x", "kv_cache (2).ipynb"), ("carol", "carol.ipynb"), ("dan", "kv_cache (1).ipynb"), ("Eve - notes", "Eve - notes.ipynb"),
+    ]  # fmt: skip
+    nobodys = download("kv_cache.ipynb", "kv_cache (1).ipynb", "Copy of Copy of kv_cache.ipynb", "ada.ipynb")
+    assert owners(nobodys) == [("ada", "ada.ipynb")]
+    assert [(str(one.path), readings) for one, readings in nobodys.doubtful] == [
+        (name, [(), ()]) for name in ("kv_cache.ipynb", "kv_cache (1).ipynb", "Copy of Copy of kv_cache.ipynb")
+    ]
+
+
 CANVAS = {
     "lovelaceada_12345_678910_kv_cache.ipynb": ("12345", "kv_cache.ipynb", False),
     "lovelaceada_LATE_12345_678910_kv_cache-1.ipynb": ("12345", "kv_cache-1.ipynb", True),

@@ -204,3 +204,22 @@ def test_who_has_no_number_does_not_get_the_id_of_one_who_is_called_none(tmp_pat
     imported(tmp_path, "id,first name,last name\nada,Ada,Lovelace\n", roster)
     assert sorted(roster.students) == ["ada"]
     assert roster.others == {"eve": who}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Vorname;Nachname;ID-Nummer;E-Mail-Adresse",
+        "Prénom;Nom de famille;Numéro d'identification;Adresse de courriel",
+        "Nombre;Apellido(s);Número de ID;Dirección de correo",
+        "Nome;Cognome;Codice identificativo;Indirizzo email",
+        "Voornaam;Achternaam;ID-nummer;E-mailadres",
+    ],
+)
+def test_moodle_lists_participants_in_its_users_language(tmp_path: Path, header: str) -> None:
+    roster, path = Roster(), tmp_path / "participants.csv"
+    path.write_text(f"{header}\nAda;Lovelace;S-9;ada@example.org\n", "utf-8-sig")
+    done = import_roster(path, roster)
+    assert (done.notes, [*roster.students]) == ([], ["S-9"])
+    ada = roster.students["S-9"]
+    assert (ada.first_name, ada.last_name, ada.email) == ("Ada", "Lovelace", "ada@example.org")
