@@ -33,9 +33,13 @@ def test_what_google_drive_packs_of_a_classroom_is_whose_name_stands_before_the_
         "carol.ipynb", "dan/kv_cache (1).ipynb", "Eve - notes.ipynb",
     )  # fmt: skip
     assert owners(found) == [
-        ("Ada Lovelace", "kv_cache.ipynb"), ("Jean-Luc P.", "Copy of kv_cache.ipynb"),
-        ("Bob - x", "kv_cache (2).ipynb"), ("carol", "carol.ipynb"), ("dan", "kv_cache (1).ipynb"), ("Eve - notes", "Eve - notes.ipynb"),
-    ]  # fmt: skip
+        ("Ada Lovelace", "kv_cache.ipynb"),
+        ("Jean-Luc P.", "Copy of kv_cache.ipynb"),
+        ("Bob - x", "kv_cache (2).ipynb"),
+        ("carol", "carol.ipynb"),
+        ("dan", "kv_cache (1).ipynb"),
+        ("Eve - notes", "Eve - notes.ipynb"),
+    ]
     nobodys = download("kv_cache.ipynb", "kv_cache (1).ipynb", "Copy of Copy of kv_cache.ipynb", "ada.ipynb")
     assert owners(nobodys) == [("ada", "ada.ipynb")]
     assert [(str(one.path), readings) for one, readings in nobodys.doubtful] == [
