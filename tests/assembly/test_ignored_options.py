@@ -30,8 +30,8 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {"acceptance": {"num_drafts": 2}}
 # Read in other places than where a custom part would have read them; an index that stands for a prefix cache of any
-# name, and of none (lab 06 has it so); guesses beside a scheduler are refused by `check_drafts`. Then: not read while an
-# engine is made on a CPU.
+# name, and of none (lab 06 has it so); guesses beside a scheduler are refused by `check_drafts`. Then: not read while
+# an engine is made on a CPU.
 ELSEWHERE = {("scheduler", "max_num_batched_tokens"), ("scheduler", "num_drafts"), ("prefix_index", "prefix_cache")}
 ON_A_GPU_OR_WITH_GUESSES = {"acceptance", "attention", "exit_layer", "memory_percent"}
 
