@@ -12,7 +12,6 @@ python3 -m venv "$folder/venv"
 "$folder/venv/bin/python" - <<'PY'
 import subprocess
 import sys
-import time
 
 CODE = """
 import sys, time

@@ -128,7 +128,7 @@ class Network:
         ranks = range(num_ranks)
         self.ports = [Port(self, rank, num_ranks) for rank in ranks]
         self.sent: list[tuple[int, int, int]] = []
-        # (message, a list that is empty until somebody has received it)
+        # (message, a list that is empty until the message is received)
         self._inboxes: dict[tuple[int, int], deque[tuple[Any, list[bool]]]] = {
             (a, b): deque() for a in ranks for b in ranks if a != b
         }
