@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if sys.version_info < (3, 11):  # noqa: UP036
@@ -44,9 +47,24 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'reference_impl' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"reference_impl.{_HOMES[name]}"), name)
+
+
+class _Older:
+    """Until 2026-11-29 `features` was `annexes`, and notebooks of learners still import from there."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if f"{name}.".startswith(f"{__name__}.annexes.") else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(spec.name.replace(".annexes", ".features", 1))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Importing has put this module's older name in its __spec__."""
+        assert module.__spec__
+        module.__spec__ = module.__spec__.loader_state
 
 
 class _NotFound:
@@ -57,11 +75,12 @@ class _NotFound:
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name.startswith(f"{__name__}."):
             raise ModuleNotFoundError(
-                f"No module named {name!r}. The engine's modules are in rooms (core, annexes, assembly, ...), see "
+                f"No module named {name!r}. The engine's modules are in rooms (core, features, assembly, ...), see "
                 "reference_impl/README.md. If this is a cell of an older notebook, `inferlab learn --update` lays its "
                 "present version beside yours; take the import from there",
                 name=name,
             )
 
 
+sys.meta_path.insert(0, _Older())  # before the one that would load a second copy from the folder
 sys.meta_path.append(_NotFound)

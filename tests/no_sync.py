@@ -7,7 +7,7 @@ raises HostSyncError at the first operation whose result the host must see (item
 index, bincount, unique, an `if` on a tensor, ...) or that hands it values of the host (torch.tensor of a list):
 none of them can stand in a CUDA graph. On the CPU every tensor counts as one of the device, so only what is to be
 captured belongs inside: read and write the host's own tensors before. What happens within a kernel in Triton's
-interpreter does not count, and norms are those of a GPU: what `annexes/cpu` has for a few rows reads a number on the
+interpreter does not count, and norms are those of a GPU: what `features/cpu` has for a few rows reads a number on the
 host. On a GPU torch itself looks as well (`torch.cuda.set_sync_debug_mode`), and only tensors
 that lie there count.
 """
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reference_impl.annexes.cpu import operators
+from reference_impl.features.cpu import operators
 
 # Operators, whoever calls them.
 OPERATORS = {

@@ -33,8 +33,8 @@ def test_the_readme_says_what_a_decoding_step_enters() -> None:
     assert said in TEXT.replace("\n", " ")
 
 
-def test_the_readme_names_every_room_and_every_annex() -> None:
-    folders = [path for place in (PACKAGE, PACKAGE / "annexes") for path in place.iterdir() if path.is_dir()]
+def test_the_readme_names_every_room_and_every_feature() -> None:
+    folders = [path for place in (PACKAGE, PACKAGE / "features") for path in place.iterdir() if path.is_dir()]
     names = {path.name for path in folders} - {"__pycache__"}
     assert {name for name in names if f"`{name}/`" not in TEXT} == set()
     assert len([path for path in PACKAGE.iterdir() if path.name != "__pycache__"]) <= 14

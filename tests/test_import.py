@@ -89,6 +89,17 @@ def test_an_older_notebook_is_told_where_modules_are(line: str) -> None:
     assert "`inferlab learn --update` lays its present version beside yours" in done.stderr
 
 
+def test_a_notebook_of_the_time_when_features_were_called_annexes_gets_the_same_modules() -> None:
+    import reference_impl.annexes.baselines.ragged as older
+    from reference_impl.annexes.baselines import ragged
+
+    from reference_impl.features.baselines import ragged as newer
+
+    assert older is ragged is newer
+    assert newer.__spec__ is not None
+    assert newer.__spec__.name == "reference_impl.features.baselines.ragged"
+
+
 def test_what_a_module_lacks_is_an_import_error_as_everywhere() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", "from reference_impl import nothing"], capture_output=True, text=True, cwd="/"

@@ -21,8 +21,8 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.core.engine import Engine as CoreEngine
 from reference_impl.theory import collectives, cost, kv_cache, latency, roofline
 from reference_impl.theory.hardware import device

@@ -25,7 +25,7 @@ from reference_impl.assembly.batch import build_batch
 from reference_impl.interfaces import KVSpec, Request, Row, StepPlan
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.core.attention import TorchAttention
-from reference_impl.annexes.cpu.default import default_method
+from reference_impl.features.cpu.default import default_method
 from reference_impl.theory import kv_cache, latency, model_shapes, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.links import link, transfer_seconds

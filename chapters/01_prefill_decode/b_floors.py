@@ -23,7 +23,7 @@ from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_mod
 from reference_impl.assembly.batch import build_batch
 from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import Request, Row, StepPlan
-from reference_impl.annexes.cpu import operators
+from reference_impl.features.cpu import operators
 from reference_impl.theory import collectives, kv_cache, latency, model_shapes, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import GB, format_bytes, format_flops, format_seconds

@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.baselines.contiguous_cache import (
+from reference_impl.features.baselines.contiguous_cache import (
     ContiguousAttention,
     ContiguousKVCache,
     generate_contiguous_cache,
 )
-from reference_impl.annexes.baselines.no_cache import generate_no_cache
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.no_cache import generate_no_cache
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.kernels import reference
 from reference_impl.core.linear import Linear
 from reference_impl.theory import latency, model_shapes

@@ -16,8 +16,8 @@ from IPython.display import display
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.interfaces import KVSpec
 from reference_impl.theory import drills, kv_cache, model_shapes
 from reference_impl.theory.hardware import device

@@ -13,8 +13,8 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.baselines.contiguous_cache import generate_contiguous_cache
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.contiguous_cache import generate_contiguous_cache
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.kernels import reference
 from reference_impl.theory import kv_cache
 from reference_impl.theory.units import format_bytes

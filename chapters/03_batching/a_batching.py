@@ -18,11 +18,11 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.assembly.batch import build_batch
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
-from reference_impl.annexes.baselines.no_cache import generate_no_cache
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.baselines.dynamic_batching import DynamicBatching
+from reference_impl.features.baselines.no_cache import generate_no_cache
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
@@ -228,7 +228,7 @@ print(
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine's scheduler can be replaced, and three older ones are in `reference_impl/annexes/baselines`: static
+# The engine's scheduler can be replaced, and three older ones are in `reference_impl/features/baselines`: static
 # batching, dynamic batching, and that of Orca (Yu et al., 2022), which introduced continuous batching, without chunked
 # prefill and with memory reserved for the longest output. Same model, same attention, same requests: only the order of
 # work differs. So only the steps differ, and the texts are equal. (Up to rounding, to be exact: other neighbours in a

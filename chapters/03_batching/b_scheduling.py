@@ -23,8 +23,8 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED,
 from chapters.widgets.under_load import formula
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.assembly.batch import batch_of
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
 from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
@@ -32,7 +32,7 @@ from reference_impl.core.detokenizer import TextStream
 from reference_impl.observe.metrics import percentile
 from reference_impl.observe.perfetto import write_perfetto
 from reference_impl.core.planner import output_of
-from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.theory import latency
@@ -327,7 +327,7 @@ widgets.reveal("03b-again", sum(sum(s.tokens.values()) for s in steps) - once)
 # Three short methods of the engine's scheduler: how a running request gets its tokens, how a request is admitted, and
 # what a preempted request keeps. It keeps its tokens and its rank, so no output is lost, and it resumes early.
 # (`_preempt` returns whether blocks are free now. An engine that plans a step while the previous one still runs may
-# have to wait for them; that is an annex, `reference_impl/annexes/overlap`, and so are preemptive policies and
+# have to wait for them; that is a feature, `reference_impl/features/overlap`, and so are preemptive policies and
 # swapping.)
 
 # %% name="engine-source"

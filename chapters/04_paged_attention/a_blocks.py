@@ -19,13 +19,13 @@ from chapters import widgets
 from chapters.widgets.block_table import draw, snapshot
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.assembly.parts import Parts
 from reference_impl.simulation.executor import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVSpec
 from reference_impl.kernels import reference
 from reference_impl.core.block_pool import BlockPool
-from reference_impl.annexes.sizing.usage import memory_use
+from reference_impl.features.sizing.usage import memory_use
 from reference_impl.core.attention import TorchAttention
 from reference_impl.theory import kv_cache, model_shapes, roofline
 from reference_impl.theory.deployment import WORKED, Deployment
@@ -357,7 +357,7 @@ class Watching(Engine):
         return result
 
 
-from reference_impl.annexes.beams.search import beam_search
+from reference_impl.features.beams.search import beam_search
 
 beams = Watching(model, EngineConfig(num_blocks=60, block_size=16, prefix_cache="off"))
 found = beam_search(beams, text[:100], width=4, max_tokens=32)

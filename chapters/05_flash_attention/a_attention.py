@@ -32,7 +32,7 @@ from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_mod
 from reference_impl.assembly.parts import Parts
 from reference_impl.kernels import reference
 from reference_impl.core.attention import TorchAttention
-from reference_impl.annexes.fusion.kernels import choose_backend
+from reference_impl.features.fusion.kernels import choose_backend
 from reference_impl.theory import attention_traffic as traffic
 from reference_impl.theory import kv_cache, model_shapes, online_softmax, roofline, warp
 from reference_impl.theory.hardware import device

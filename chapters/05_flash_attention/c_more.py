@@ -32,7 +32,7 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, INK, ORANGE, figure, show, tidy
 from chapters.widgets.occupancy import table as compile_table
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.annexes.fusion.kernels import choose_backend
+from reference_impl.features.fusion.kernels import choose_backend
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.kernels import reference

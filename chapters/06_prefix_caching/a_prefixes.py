@@ -31,10 +31,10 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import Request
 from reference_impl.kernels import reference
 from reference_impl.core.block_pool import BlockPool
-from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.core.kv_manager import KVManager, cache_key
 from reference_impl.core.scheduler import Scheduler
-from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.simulation import Result, simulate_replicas
 from reference_impl.theory import latency, model_shapes, prefix_cache
 from reference_impl.theory.deployment import WORKED, Deployment

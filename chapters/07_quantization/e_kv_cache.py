@@ -13,9 +13,9 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.kv_formats.eight_bits import EightBitKVCache
 from reference_impl.bench.quality import logprobs
 from reference_impl.interfaces import KVSpec
 from reference_impl.theory import kv_cache, latency

@@ -25,8 +25,8 @@ from IPython.display import display
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
 from reference_impl.bench.quality import logprobs
 from reference_impl.core.linear import UnquantizedLinear

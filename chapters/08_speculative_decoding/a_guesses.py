@@ -17,10 +17,10 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, RED, figure, show, tidy
 from chapters.widgets.speculation import Measured
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.ngram import NgramProposer
-from reference_impl.annexes.speculative.suffix import SuffixProposer
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative.ngram import NgramProposer
+from reference_impl.features.speculative.suffix import SuffixProposer
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse
 from reference_impl.theory import speculative as theory

@@ -19,9 +19,9 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative import rejection
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative import rejection
 from reference_impl.assembly.sampler import probabilities
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse
@@ -179,7 +179,7 @@ widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 # more.) <!-- source: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 --> Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
 # here than the naive rule's.
 #
-# **The proof**, line by line as in the engine's own file (`reference_impl/annexes/speculative/rejection.py`):
+# **The proof**, line by line as in the engine's own file (`reference_impl/features/speculative/rejection.py`):
 #
 # - y is guessed *and* kept with probability q(y) · min(1, p(y)/q(y)) = min(p(y), q(y)).
 # - So a guess is rejected with probability 1 − Σ min(p, q) = Σ max(p − q, 0).

@@ -14,9 +14,9 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.feature_head import FeatureHead
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative.feature_head import FeatureHead
 from reference_impl.assembly.feature_head import load_feature_head
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse

@@ -19,9 +19,9 @@ from chapters import widgets
 from chapters.widgets.draft_tree import Tree
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.tree import Tree as EngineTree
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative.tree import Tree as EngineTree
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse
 from reference_impl.theory import speculative as theory
@@ -612,7 +612,7 @@ widgets.table(rows, ["drafter", "kind", "1st", "2nd", "3rd", "4th", "acceptance 
 # (Li et al. 2024), multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024). Exact sampling from a tree is rejection
 # along it. The children of a node are drawn from q without replacement and tried in that order: the first against p and q; if
 # it is rejected, p becomes the residual, q loses the child that was tried, and the next one is tried against these. If none
-# is kept, the token is drawn from what is left of p. (Rule and proof: `reference_impl/annexes/speculative/candidates.py`.
+# is kept, the token is drawn from what is left of p. (Rule and proof: `reference_impl/features/speculative/candidates.py`.
 # Children that are simply the likeliest ones have q = 1 each, and are kept with their share of what is left of p.) SpecTr
 # (Sun et al. 2023) asks which rule keeps the most of several independent draws, a problem of optimal transport.
 

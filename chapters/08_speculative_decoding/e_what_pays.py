@@ -15,7 +15,7 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, RED, figure, show, tidy
 from chapters.widgets.speculation import Measured
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.speculative.adapting import Adapting
+from reference_impl.features.speculative.adapting import Adapting
 from reference_impl.bench.draft_pair import measure
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse

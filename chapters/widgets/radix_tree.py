@@ -16,9 +16,9 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patches import Patch
 
 from chapters.widgets.figure import INK, ORANGE, RED, SKY, Shown, View, figure, show
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import Node, RadixIndex
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import Node, RadixIndex
 
 NUMBERS = {"block": "number of the block", "holders": "requests that hold it", "eviction": "place in line for eviction"}
 COLUMNS = 8  # links of the chain beside each other

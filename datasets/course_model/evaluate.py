@@ -24,9 +24,9 @@ import corpus  # noqa: E402
 import tasks  # noqa: E402
 
 from reference_impl import LLM, SamplingParams  # noqa: E402
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention  # noqa: E402
-from reference_impl.annexes.baselines.ragged import ragged_batch  # noqa: E402
 from reference_impl.bench.abilities import heads_of, is_json_object, parses  # noqa: E402
+from reference_impl.features.baselines.no_cache import RecomputeAttention  # noqa: E402
+from reference_impl.features.baselines.ragged import ragged_batch  # noqa: E402
 
 DISTANCES = (16, 64, 128, 256, 512, 900)
 TASKS_EACH = 60

@@ -7,12 +7,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from reference_impl.annexes.kv_formats.formats import kv_format
-from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import FollowsOptions, Parts
 from reference_impl.assembly.speculation import BY_ITSELF
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
+from reference_impl.features.kv_formats.formats import kv_format
+from reference_impl.features.swap.scheduling import Swapping
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
@@ -106,7 +106,7 @@ def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
             raise ValueError(f"{name}={asked}, and {given}, has {own}: give both the same number")
     if config.preemption == "swap" and isinstance(scheduler, CoreScheduler) and not isinstance(scheduler, Swapping):
         raise ValueError(
-            f"preemption='swap' needs a scheduler that swaps (annexes/swap/scheduling.py), and {given}, drops what it "
+            f"preemption='swap' needs a scheduler that swaps (features/swap/scheduling.py), and {given}, drops what it "
             "preempts: extend Swapping, use preemption='recompute', or leave the scheduler out"
         )
 

@@ -1,4 +1,4 @@
-"""Models whose steps of one token are compiled (`annexes/compiled`): attention="compiled"."""
+"""Models whose steps of one token are compiled (`features/compiled`): attention="compiled"."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.compiled.decoder import Product, Rows, compiled, row_times
-from reference_impl.annexes.cpu.by_rows import WeightByRows
-from reference_impl.annexes.cpu.operators import HeadCopy
-from reference_impl.annexes.fusion.kernels import TORCH
 from reference_impl.assembly.linear_methods import Quantizations, choose_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods, UnquantizedLinear
+from reference_impl.features.compiled.decoder import Product, Rows, compiled, row_times
+from reference_impl.features.cpu.by_rows import WeightByRows
+from reference_impl.features.cpu.operators import HeadCopy
+from reference_impl.features.fusion.kernels import TORCH
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
 

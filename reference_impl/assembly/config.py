@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from reference_impl.annexes.kv_formats.formats import kv_format
-from reference_impl.annexes.speculative.growth import Growth
-from reference_impl.annexes.speculative.lookahead import Shape
-from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.model_config import ModelConfig, RopeConfig
+from reference_impl.features.kv_formats.formats import kv_format
+from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.lookahead import Shape
+from reference_impl.features.speculative.tree import Tree
 from reference_impl.models.config_reader import ConfigError
 
 __all__ = [
@@ -29,7 +29,7 @@ class EngineConfig:
 
     block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
     given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
-    step has had its share (see annexes/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
+    step has had its share (see features/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
     need. vLLM's gpu_memory_utilization is a hundredth of memory_percent, but here what other processes hold on the GPU
     counts, too: of two engines with half of it each, the second has to say 100. On a CPU, whose memory is everybody's,
     neither has an effect.
@@ -50,22 +50,22 @@ class EngineConfig:
     name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no model
     that guesses where it does not pay; "auto": where `speculative` names a method.
     sampling_noise: what tokens are drawn with. "one-number" for each position, which picks a token by the cumulative
-    distribution; "gumbel": one for every token, see annexes/gumbel/sampler.py: of requests with a seed more guesses of
+    distribution; "gumbel": one for every token, see features/gumbel/sampler.py: of requests with a seed more guesses of
     a model are kept, and a draw takes longer. Seeded texts are others than with one number; distributions are the same.
     acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
     them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
     their seeds. Greedy ones stay.
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
-    such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
+    such as (4, 2, 2), or paths, see features/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
     position are kept more often, and cost a token each in the step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves. Or
     "compiled", for one stream on a CPU: torch's, and in steps of one token what lies between two attentions is compiled
-    while the model is loaded (half a minute the first time, with a C++ compiler; annexes/compiled). Several rows take
+    while the model is loaded (half a minute the first time, with a C++ compiler; features/compiled). Several rows take
     longer than with "torch".
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
-    head of a token); see annexes/kv_formats/formats.py.
+    head of a token); see features/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode, with guesses or without, are replayed as CUDA graphs; "auto": on a GPU, with
     our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
@@ -76,7 +76,7 @@ class EngineConfig:
     pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
     Batch-invariant steps have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
-    model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
+    model by itself (features/invariant). Without, rounding depends on the batch, and can change a token at the boundary
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
     step_seconds: of a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended.

@@ -8,11 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.annexes.beams.planning import ForkingPlanner
-from reference_impl.annexes.grammars.guesses import ShowsGuesses
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import RadixIndex
-from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec, exit_layer, must_follow
@@ -22,6 +17,11 @@ from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.assembly.speculation import lookahead_of, tree_of
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.features.beams.planning import ForkingPlanner
+from reference_impl.features.grammars.guesses import ShowsGuesses
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
+from reference_impl.features.process.worker import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -38,12 +38,12 @@ from reference_impl.interfaces import (
 )
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.speculative.feature_head import FeatureHead
-    from reference_impl.annexes.speculative.model_worker import Draft
     from reference_impl.assembly.made import Made
     from reference_impl.assembly.worker import LocalExecutor
     from reference_impl.core.decoder import Decoder
     from reference_impl.core.kv_cache import PagedKVCache
+    from reference_impl.features.speculative.feature_head import FeatureHead
+    from reference_impl.features.speculative.model_worker import Draft
 
 
 def planner_for(made: Made) -> ForkingPlanner:
@@ -108,10 +108,10 @@ def make_draft(
         return None
     import torch
 
-    from reference_impl.annexes.speculative.draft_model import DraftModel
-    from reference_impl.annexes.speculative.early_exit import EarlyExit, first_layers
-    from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
-    from reference_impl.annexes.speculative.medusa import MedusaDraft, MedusaHeads
+    from reference_impl.features.speculative.draft_model import DraftModel
+    from reference_impl.features.speculative.early_exit import EarlyExit, first_layers
+    from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
+    from reference_impl.features.speculative.medusa import MedusaDraft, MedusaHeads
 
     new = made.model.dtype
     if draft is None:
@@ -132,15 +132,15 @@ def make_draft(
 def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
     c = model.config
     if computes_with_triton(model, config):
-        from reference_impl.annexes.fusion.attention import TritonAttention
+        from reference_impl.features.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
-    from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
     from reference_impl.core.attention import TorchAttention
+    from reference_impl.features.kv_formats.attention import ScaledTorchAttention
 
     kind = TorchAttention if config.kv_dtype == "auto" else ScaledTorchAttention
     if tree_of(config) is not None:
-        from reference_impl.annexes.speculative.tree_attention import TreeTorchAttention
+        from reference_impl.features.speculative.tree_attention import TreeTorchAttention
 
         kind = TreeTorchAttention
     return kind(c.attention_scale, model.dtype, c.attention_softcap)
@@ -152,7 +152,7 @@ def make_executor(made: Made, parts: Parts) -> Executor:
     executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store, draft)
     reason = why_not_graphs(made, parts.draft_model)
     if reason is None and made.config.graphs != "off":
-        from reference_impl.annexes.graphs.graphs import CudaRecorder
+        from reference_impl.features.graphs.graphs import CudaRecorder
 
         recorder = CudaRecorder(made.model.device, made.config.dependent_launches == "on")
         executor.use_graphs(recorder, made.config.max_num_seqs, made.max_model_len, made.config.num_drafts)
@@ -172,8 +172,8 @@ def new_worker(
     store: PageStore | LayeredPageStore | None = None,
     draft: Draft | None = None,
 ) -> LocalExecutor:
-    from reference_impl.annexes.invariant.model import TokenByToken
     from reference_impl.assembly.worker import make_worker
+    from reference_impl.features.invariant.model import TokenByToken
 
     model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
     worker = make_worker(
@@ -187,8 +187,8 @@ def new_worker(
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
     """None: CUDA graphs are possible. draft: what guesses, if a model does."""
-    from reference_impl.annexes.fusion.decoder import FusedDecoder
-    from reference_impl.annexes.fusion.kernels import writes_and_attends
+    from reference_impl.features.fusion.decoder import FusedDecoder
+    from reference_impl.features.fusion.kernels import writes_and_attends
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
@@ -227,9 +227,9 @@ def make_sampler(made: Made) -> Sampler:
 
 def computes_with_triton(model: Decoder | FeatureHead, config: EngineConfig) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
-    from reference_impl.annexes.compiled.decoder import CompiledDecoder
-    from reference_impl.annexes.fusion.kernels import choose_backend
     from reference_impl.core.decoder import Decoder
+    from reference_impl.features.compiled.decoder import CompiledDecoder
+    from reference_impl.features.fusion.kernels import choose_backend
 
     if config.attention == "compiled" and isinstance(model, Decoder) and not isinstance(model, CompiledDecoder):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from reference_impl.annexes.cpu.processor import cpu_has_bf16
+from reference_impl.features.cpu.processor import cpu_has_bf16
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")  # that the engine computes in
 

@@ -1,4 +1,4 @@
-"""What guesses (annexes/speculative) beside an engine's model: whether the two fit; what a block of its cache holds."""
+"""A draft model (features/speculative) beside an engine's model: whether the two fit; what its cache holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT, tree_of
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.core.decoder import Decoder
+    from reference_impl.features.speculative.feature_head import FeatureHead
 
 
 def method_of(draft: Drafts) -> str:

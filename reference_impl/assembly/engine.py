@@ -1,4 +1,4 @@
-"""The engine with all annexes: what `reference_impl.Engine` is.
+"""The engine with all features: what `reference_impl.Engine` is.
 
 Each base class brings one feature, and says in its module what it extends. A step that needs none of them costs what a
 step of the core costs: `Engine.step` here is that of the core, with a test for each feature that may be in use.
@@ -12,18 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.annexes.beams.engine import BranchingEngine
-from reference_impl.annexes.biases.engine import BiasingEngine
-from reference_impl.annexes.failing.engine import FailingEngine
-from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
-from reference_impl.annexes.grammars.guesses import StepMasks, shown_guesses
-from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
-from reference_impl.annexes.pins.engine import Pin, PinningEngine
-from reference_impl.annexes.pooling.engine import PoolingEngine, check_pooling, check_rows
-from reference_impl.annexes.scoring.engine import ScoringEngine
-from reference_impl.annexes.speculative.engine import DraftingEngine
-from reference_impl.annexes.transfer.engine import TransferringEngine
-from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.defaults import planner_for
@@ -33,6 +21,18 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import tree_of
 from reference_impl.core.engine import FinishedStep, StepResult
 from reference_impl.core.planner import output_of
+from reference_impl.features.beams.engine import BranchingEngine
+from reference_impl.features.biases.engine import BiasingEngine
+from reference_impl.features.failing.engine import FailingEngine
+from reference_impl.features.grammars.engine import announced, check_grammar, masks_of
+from reference_impl.features.grammars.guesses import StepMasks, shown_guesses
+from reference_impl.features.overlap.engine import Flight, OverlappedEngine
+from reference_impl.features.pins.engine import Pin, PinningEngine
+from reference_impl.features.pooling.engine import PoolingEngine, check_pooling, check_rows
+from reference_impl.features.scoring.engine import ScoringEngine
+from reference_impl.features.speculative.engine import DraftingEngine
+from reference_impl.features.transfer.engine import TransferringEngine
+from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import (
     CapturesGraphs,
     Grammar,

@@ -1,4 +1,4 @@
-"""A feature head (annexes/speculative/feature_head.py) from a folder: config.json says architectures ["FeatureHead"],
+"""A feature head (features/speculative/feature_head.py) from a folder: config.json says architectures ["FeatureHead"],
 or ["MultiTokenPrediction"] for a module of multi-token prediction (tensors enorm, hnorm, eh_proj, as DeepSeek's);
 and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; maybe draft_tokens: of which guesses are, a list; the
 other fields are that architecture's."""
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.assembly.model import build_model
 from reference_impl.core.linear import Linear
+from reference_impl.features.speculative.feature_head import FeatureHead
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
@@ -20,7 +20,7 @@ from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.loader import FLOATS, Destination, destinations, fill, finish, weight_files
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.fusion.kernels import Asked
+    from reference_impl.features.fusion.kernels import Asked
 
 ARCHITECTURE = "FeatureHead"
 MTP = "MultiTokenPrediction"  # with DeepSeek's names of the tensors that are not the layer's

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from reference_impl.annexes.chat.templates import ChatTemplates
+from reference_impl.features.chat.templates import ChatTemplates
 from reference_impl.models.gguf_file import GgufFile
 from reference_impl.models.gguf_tokenizer import gguf_tokenizer, special_tokens
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_impl.annexes.gumbel.sampler import GumbelSampler
-from reference_impl.annexes.penalties.sampler import CalledSampler
+from reference_impl.features.gumbel.sampler import GumbelSampler
+from reference_impl.features.penalties.sampler import CalledSampler
 
 
 class CalledGumbelSampler(CalledSampler, GumbelSampler):

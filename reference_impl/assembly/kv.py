@@ -1,6 +1,6 @@
-"""The engine's KV manager: the core's, with the annexes that its model and options need.
+"""The engine's KV manager: the core's, with the features that its model and options need.
 
-An annex that a model or an option does not need is left out, so that a step does not pass through it.
+A feature that a model or an option does not need is left out, so that a step does not pass through it.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reference_impl.annexes.overlap.references import DeferredReferences, OverlappedKVManager
-from reference_impl.annexes.pins.manager import PinningKVManager
-from reference_impl.annexes.swap.manager import SwappingKVManager, Tables
-from reference_impl.annexes.transfer.stored import FetchingKVManager
-from reference_impl.annexes.windows.manager import WindowedKVManager
 from reference_impl.core.kv_manager import surely_computed
+from reference_impl.features.overlap.references import DeferredReferences, OverlappedKVManager
+from reference_impl.features.pins.manager import PinningKVManager
+from reference_impl.features.swap.manager import SwappingKVManager, Tables
+from reference_impl.features.transfer.stored import FetchingKVManager
+from reference_impl.features.windows.manager import WindowedKVManager
 from reference_impl.interfaces import BlockPool, LayeredPageStore, PageStore, PrefixIndex, Request
 
 

@@ -1,11 +1,11 @@
-"""The engine's KV cache: the core's or one of another format, with the annexes that the engine's options need."""
+"""The engine's KV cache: the core's or one of another format, with the features that the engine's options need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.features.kv_formats.formats import kv_format
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ def kv_cache(
     host memory for blocks that are swapped out."""
     import torch
 
-    from reference_impl.annexes.swap.cache import SwappedKVCache
-    from reference_impl.annexes.transfer.cache import PageableKVCache
     from reference_impl.core.kv_cache import PagedKVCache
+    from reference_impl.features.swap.cache import SwappedKVCache
+    from reference_impl.features.transfer.cache import PageableKVCache
 
     stored = kv_format(kv_dtype)
     store = PagedKVCache if stored is None else stored.cache()
     options: dict[str, Any] = {"num_host_blocks": num_host_blocks} if num_host_blocks else {}
     line = ([SwappedKVCache] if num_host_blocks else []) + [PageableKVCache, store]
-    # The annexes and the cache as one class, in which each method's super() is that of the next in the line.
+    # The features and the cache as one class, in which each method's super() is that of the next in the line.
     combined: Any = type(store.__name__, tuple(line), {})
     codes = dtype if stored is None else getattr(torch, stored.dtype)
     return combined(specs, num_blocks, codes, device, **options)

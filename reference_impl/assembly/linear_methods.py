@@ -9,13 +9,13 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.half import slow_half_linear
-from reference_impl.annexes.cpu.operators import HeadCopy, PackedLinear, is_large, pays
-from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.core.decoder import Head
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.half import slow_half_linear
+from reference_impl.features.cpu.operators import HeadCopy, PackedLinear, is_large, pays
+from reference_impl.features.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.models.moe import expert_layers
@@ -93,7 +93,7 @@ def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, d
 
 
 def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
+    from reference_impl.features.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
     from reference_impl.kernels import gemm_fp8, gemm_w4a16, gemm_w8a16
     from reference_impl.kernels.launch import architecture
     from reference_impl.kernels.quantize_rows import quantize_rows_fp8

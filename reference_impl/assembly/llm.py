@@ -20,13 +20,6 @@ from typing import Any, Literal, cast
 
 import torch
 
-from reference_impl.annexes.beams.search import Beam, beam_search
-from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_tools
-from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
-from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
-from reference_impl.annexes.grammars.bad_words import BadWords
-from reference_impl.annexes.sizing.memory import give_back
-from reference_impl.annexes.texts.stream import AskedTextStream
 from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
@@ -53,6 +46,13 @@ from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conver
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
+from reference_impl.features.beams.search import Beam, beam_search
+from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice, shown_tools
+from reference_impl.features.chat.tool_calls import PARSERS, check_parser, parse
+from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
+from reference_impl.features.grammars.bad_words import BadWords
+from reference_impl.features.sizing.memory import give_back
+from reference_impl.features.texts.stream import AskedTextStream
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.gguf_file import is_gguf
 from reference_impl.models.gguf_model import read_config
@@ -243,7 +243,7 @@ class LLM(core_llm.LLM, ChatEncoder):
     def beam_search(
         self, prompt: AnyPrompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
     ) -> list[Beam]:
-        """The `width` most probable texts found, best first: see `annexes/beams/search.py`."""
+        """The `width` most probable texts found, best first: see `features/beams/search.py`."""
         return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self.step)
 
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------

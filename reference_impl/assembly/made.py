@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_impl.annexes.overlap.depth import depth_for, stages_for
-from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.draft_model import check_draft_model, draft_spec, exit_layer, has_cache
@@ -13,6 +11,8 @@ from reference_impl.assembly.parts import Parts, part
 from reference_impl.assembly.speculation import with_proposer
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.engine import WallClock
+from reference_impl.features.overlap.depth import depth_for, stages_for
+from reference_impl.features.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:

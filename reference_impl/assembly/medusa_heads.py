@@ -1,4 +1,4 @@
-"""Medusa heads (annexes/speculative/medusa.py) from a folder: config.json says architectures ["MedusaHeads"], the
+"""Medusa heads (features/speculative/medusa.py) from a folder: config.json says architectures ["MedusaHeads"], the
 target's hidden_size and vocab_size, num_heads, and torch_dtype. Tensors: heads.0.weight [hidden_size, hidden_size],
 heads.0.bias [hidden_size], and so on."""
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reference_impl.annexes.fusion.kernels import choose_kernels
-from reference_impl.annexes.speculative.medusa import MedusaConfig, MedusaHeads
 from reference_impl.assembly.linear_methods import choose_method
 from reference_impl.core.linear import Linear
+from reference_impl.features.fusion.kernels import choose_kernels
+from reference_impl.features.speculative.medusa import MedusaConfig, MedusaHeads
 from reference_impl.models.config_reader import ConfigError, Reader
 from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.loader import part_tensors, store, weight_files
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.fusion.kernels import Asked
+    from reference_impl.features.fusion.kernels import Asked
 
 ARCHITECTURE = "MedusaHeads"
 _MOST_BYTES = 1 << 20

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import torch
 
-from reference_impl.annexes.cpu.operators import use_norm_of_few
-from reference_impl.annexes.fusion.decoder import fused
-from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
-from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.compiled import compile_one_row, methods_to_compile
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of, what_is_made
 from reference_impl.assembly.stored_weights import (
@@ -23,6 +19,10 @@ from reference_impl.assembly.stored_weights import (
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
+from reference_impl.features.cpu.operators import use_norm_of_few
+from reference_impl.features.fusion.decoder import fused
+from reference_impl.features.fusion.kernels import Asked, Kernels, choose_kernels
+from reference_impl.features.sizing.memory import check_free, free_bytes
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reference_impl.annexes.chat.tool_calls import ToolCall
-from reference_impl.annexes.texts.tokens import token_text
 from reference_impl.core import llm as core_llm
+from reference_impl.features.chat.tool_calls import ToolCall
+from reference_impl.features.texts.tokens import token_text
 from reference_impl.interfaces import Request, TokenLogprobs
 from reference_impl.observe.metrics import RequestMetrics
 

@@ -25,9 +25,9 @@ from reference_impl.interfaces import (
 from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.speculative.feature_head import FeatureHead
-    from reference_impl.annexes.speculative.medusa import MedusaHeads
     from reference_impl.core.decoder import Decoder
+    from reference_impl.features.speculative.feature_head import FeatureHead
+    from reference_impl.features.speculative.medusa import MedusaHeads
 
 Drafts: TypeAlias = "Decoder | FeatureHead | MedusaHeads"
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.half import FEW_ROWS, SlowHalfLinear
-from reference_impl.annexes.cpu.operators import PackedIfLarge, PackedLinear
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.half import FEW_ROWS, SlowHalfLinear
+from reference_impl.features.cpu.operators import PackedIfLarge, PackedLinear
 from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8, few_rows
 
 _WORDS: dict[type, str] = {
@@ -32,7 +32,7 @@ def products() -> dict[str, str]:
 
 
 def of_one_row() -> str:
-    """Where a model's steps of one token are compiled (`annexes/compiled`), or what is missing for it."""
+    """Where a model's steps of one token are compiled (`features/compiled`), or what is missing for it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), None)
     if compiler is None:
         return "cannot be here, for want of a C++ compiler"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from reference_impl.annexes.penalties.sampler import CalledSampler
 from reference_impl.core.sampler import SETTINGS, TorchSampler, distribution, settings_of
 from reference_impl.core.staging import to_device
+from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.interfaces import SamplingParams
 
 sample = CalledSampler()

@@ -1,7 +1,7 @@
-"""The engine's scheduler: the core's, with the annexes that an engine's options need, and no others. So a step does
+"""The engine's scheduler: the core's, with the features that an engine's options need, and no others. So a step does
 nothing for a feature that is off.
 
-Each annex is a scheduler of its own, the core's with one or two methods extended. Here they are lined up as one class:
+Each feature is a scheduler of its own, the core's with one or two methods extended. Here they are one class:
 each method's `super()` is that of the next in the line, and the core comes last.
 """
 
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
-from reference_impl.annexes.beams.scheduling import Branching
-from reference_impl.annexes.overlap.scheduling import WaitsForBlocks
-from reference_impl.annexes.policies.overtaking import Overtaking
-from reference_impl.annexes.pooling.scheduling import PoolsPrompts
-from reference_impl.annexes.scoring.scheduling import ScoresPrompts
-from reference_impl.annexes.speculative.adapting import Adapting
-from reference_impl.annexes.speculative.growth import Growth
-from reference_impl.annexes.speculative.scheduling import Drafting
-from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting
-from reference_impl.annexes.stages.scheduling import Staged
-from reference_impl.annexes.swap.scheduling import Swapping
-from reference_impl.annexes.transfer.scheduling import LoadsPages
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.admission.worst_case import WorstCaseAdmission
+from reference_impl.features.beams.scheduling import Branching
+from reference_impl.features.overlap.scheduling import WaitsForBlocks
+from reference_impl.features.policies.overtaking import Overtaking
+from reference_impl.features.pooling.scheduling import PoolsPrompts
+from reference_impl.features.scoring.scheduling import ScoresPrompts
+from reference_impl.features.speculative.adapting import Adapting
+from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.scheduling import Drafting
+from reference_impl.features.speculative.tree import Tree
+from reference_impl.features.speculative.tree_scheduling import TreeDrafting
+from reference_impl.features.stages.scheduling import Staged
+from reference_impl.features.swap.scheduling import Swapping
+from reference_impl.features.transfer.scheduling import LoadsPages
 from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
 
 
@@ -59,7 +59,7 @@ def continuous_batching(
         drafting = Adapting, num_drafts > 0, drafts | {"must_follow": must_follow}
     if tree is not None:
         drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len, "shows_guesses": shows_guesses}
-    annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
+    features: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
         (LoadsPages, isinstance(kv, FetchesPages), {}),
         (Overtaking, policy.preemptive, {}),
         (Staged, num_stages > 1, {"num_stages": num_stages}),
@@ -71,7 +71,7 @@ def continuous_batching(
         (ScoresPrompts, True, {}),
         (PoolsPrompts, True, {}),
     ]
-    needed = [(annex, options) for annex, is_needed, options in annexes if is_needed]
-    line = type("ContinuousBatching", (*(annex for annex, _ in needed), Scheduler), {})
+    needed = [(feature, options) for feature, is_needed, options in features if is_needed]
+    line = type("ContinuousBatching", (*(feature for feature, _ in needed), Scheduler), {})
     options = {name: value for _, options in needed for name, value in options.items()}
     return line(kv, max_num_seqs, max_num_batched_tokens, policy, **options)

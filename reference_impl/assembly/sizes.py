@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reference_impl.annexes.beams.planning import ForkingPlanner
-from reference_impl.annexes.sizing.budget import num_blocks_for
-from reference_impl.annexes.sizing.profile import (
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
+from reference_impl.assembly.kv_cache import widths
+from reference_impl.assembly.parts import Drafts, Parts, part
+from reference_impl.features.beams.planning import ForkingPlanner
+from reference_impl.features.sizing.budget import num_blocks_for
+from reference_impl.features.sizing.profile import (
     CudaMemory,
     DeviceMemory,
     bytes_of_graphs,
     profiled_blocks,
     worst_steps,
 )
-from reference_impl.annexes.windows.groups import kv_specs
-from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
-from reference_impl.assembly.kv_cache import widths
-from reference_impl.assembly.parts import Drafts, Parts, part
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
 from reference_impl.models.config_rope import reason_for_limit
 
@@ -64,7 +64,7 @@ def size_cache(made: Made, parts: Parts) -> int:
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
     of_graphs = 0
     if config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None:
-        from reference_impl.annexes.graphs.graphs import WIDEST_TREES  # it needs torch, which a simulation does not
+        from reference_impl.features.graphs.graphs import WIDEST_TREES  # it needs torch, which a simulation does not
 
         trees = bool(config.draft_tree) or config.speculative == "lookahead"
         of_graphs = bytes_of_graphs(measured, steps, WIDEST_TREES if trees else None)

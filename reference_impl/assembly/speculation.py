@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from reference_impl.annexes.speculative.growth import Growth
-from reference_impl.annexes.speculative.lookahead import Shape
-from reference_impl.annexes.speculative.ngram import NgramProposer
-from reference_impl.annexes.speculative.suffix import SuffixProposer
-from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.lookahead import Shape
+from reference_impl.features.speculative.ngram import NgramProposer
+from reference_impl.features.speculative.suffix import SuffixProposer
+from reference_impl.features.speculative.tree import Tree
 from reference_impl.interfaces import HostProposer, takes_trees
 
 DEFAULT_DRAFTS = 4
@@ -90,7 +90,7 @@ def check_acceptance(config: EngineConfig, parts: Parts) -> None:
 
 def check_typical_sampler(parts: Parts) -> None:
     """ValueError where guesses would be kept by another distribution than the one that is sampled from."""
-    from reference_impl.annexes.speculative.rejection import is_exact
+    from reference_impl.features.speculative.rejection import is_exact
 
     if parts.sampler is not None and not is_exact(parts.sampler):
         raise ValueError(

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerprint
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
+from reference_impl.features.process.worker import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages, Request
 from reference_impl.models.gguf_model import read_config
 
@@ -40,8 +40,8 @@ def load_worker(
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
     import torch
 
-    from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
     from reference_impl.assembly.model import load_model
+    from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
 
     parts, typical = Parts() if make_parts is None else make_parts(), config.acceptance == "typical"
     if typical:  # the planner's side does not know the sampler

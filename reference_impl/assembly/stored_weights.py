@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import MOST_BYTES
 from reference_impl.models.config_reader import ConfigError
@@ -194,7 +194,7 @@ def paths_of(model: object) -> Counter[str]:
 
 def _plain(dtype: torch.dtype, device: torch.device, kernels: Kernels) -> LinearMethod:
     if kernels.backend == "triton":
-        from reference_impl.annexes.fusion.linear import TritonLinear
+        from reference_impl.features.fusion.linear import TritonLinear
 
         return TritonLinear(dtype, device)
     return default_method(dtype, device)
@@ -211,7 +211,7 @@ def _forms_of_torch(dtype: torch.dtype, device: torch.device, kernels: Kernels, 
 def _with_triton(
     layouts: dict[str, Layout], dtype: torch.dtype, device: torch.device, kernels: Kernels, fits: bool
 ) -> Converted:
-    from reference_impl.annexes.fusion.linear import TritonStoredInt4
+    from reference_impl.features.fusion.linear import TritonStoredInt4
     from reference_impl.kernels import gemm_fp4, gemm_fp8, gemm_fp8_blocks, gemm_w4a16, gemm_w8a8, gemm_w8a16
     from reference_impl.kernels.launch import architecture
     from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_fp8, quantize_rows_int8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_impl.annexes.gumbel.triton import TritonGumbelSampler
-from reference_impl.annexes.penalties.sampler import CalledSampler
+from reference_impl.features.gumbel.triton import TritonGumbelSampler
+from reference_impl.features.penalties.sampler import CalledSampler
 
 
 class CalledTritonGumbelSampler(CalledSampler, TritonGumbelSampler):

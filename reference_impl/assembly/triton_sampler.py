@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_impl.annexes.penalties.sampler import CalledSampler
-from reference_impl.annexes.triton_sampler.sampler import TritonSampler
+from reference_impl.features.penalties.sampler import CalledSampler
+from reference_impl.features.triton_sampler.sampler import TritonSampler
 
 
 class CalledTritonSampler(CalledSampler, TritonSampler):

@@ -1,35 +1,35 @@
-"""The worker with all annexes. A step that needs none of them is computed by the core's own run."""
+"""The worker with all features. A step that needs none of them is computed by the core's own run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
-from reference_impl.annexes.biases.worker import BiasRun, BiasWorker, FloorRun
-from reference_impl.annexes.failing.worker import ExplainingWorker
-from reference_impl.annexes.grammars.worker import MaskRun, MaskWorker
-from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
-from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
-from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
-from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
-from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
-from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.feature_graphs import FeatureGraphRun, FeatureGraphWorker
-from reference_impl.annexes.speculative.growth import Growth
-from reference_impl.annexes.speculative.lookahead import Shape
-from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
-from reference_impl.annexes.speculative.masked import MaskedDraftRun
-from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun
-from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
-from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
-from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun
+from reference_impl.features.asked_sampler.worker import AskedRun, AskingWorker
+from reference_impl.features.biases.worker import BiasRun, BiasWorker, FloorRun
+from reference_impl.features.failing.worker import ExplainingWorker
+from reference_impl.features.grammars.worker import MaskRun, MaskWorker
+from reference_impl.features.graphs.worker import GraphRun, GraphWorker
+from reference_impl.features.penalties.worker import PenaltyRun, PenaltyWorker
+from reference_impl.features.pooling.worker import PoolRun, PoolWorker
+from reference_impl.features.scoring.worker import ScoreRun, ScoreWorker
+from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.features.speculative.draft_model import DraftModel
+from reference_impl.features.speculative.feature_graphs import FeatureGraphRun, FeatureGraphWorker
+from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.lookahead import Shape
+from reference_impl.features.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
+from reference_impl.features.speculative.masked import MaskedDraftRun
+from reference_impl.features.speculative.model_worker import Draft, ModelDraftRun
+from reference_impl.features.speculative.tree import Tree
+from reference_impl.features.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
+from reference_impl.features.speculative.worker import DraftRun, DraftWorker
+from reference_impl.features.transfer.worker import PageWorker
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
@@ -88,7 +88,7 @@ class LocalExecutor(
         super().__init__(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        """The core's run, unless the step, an open request or the worker needs an annex."""
+        """The core's run, unless the step, an open request or the worker needs a feature."""
         if step.transfers.loads or step.transfers.saves:
             raise ValueError(
                 f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"

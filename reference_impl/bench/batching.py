@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
@@ -21,6 +19,8 @@ from reference_impl.bench import harness
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
 from reference_impl.interfaces import SamplingParams, Scheduler
 
 NUM_REQUESTS, MAX_NUM_SEQS, NUM_BLOCKS, SEED = 32, 8, 256, 7

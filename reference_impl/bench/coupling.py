@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench.speculative import workload
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from reference_impl.annexes.cpu.processor import cpu_has_bf16
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench import batching, cpu_llama, cpu_quantized, harness, host_work, invariance, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
+from reference_impl.features.cpu.processor import cpu_has_bf16
 from reference_impl.interfaces import SamplingParams
 
 NEW_TOKENS = 64

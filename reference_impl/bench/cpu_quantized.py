@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.operators import HeadCopy
 from reference_impl.assembly.linear_methods import Quantization
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model
 from reference_impl.bench import harness
 from reference_impl.bench.peer import CACHES, NEAR_TIE, Transformers, agreement
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.operators import HeadCopy
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.loader import destinations, fill, weight_files

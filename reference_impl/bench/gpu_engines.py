@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
+from reference_impl.features.fusion.decoder import FusedDecoder
 
 # The same families with everything small, for a dry run: Hugging Face configs.
 _TINY = {

@@ -6,11 +6,11 @@ import statistics
 import time
 from typing import Any
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.bench import harness
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, SamplingParams, StepOutput
 
 STEPS, PROMPT, BLOCK_SIZE = 200, 200, 16

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.kv_formats.formats import FORMATS
 from reference_impl.bench import tasks
 from reference_impl.bench.quality import Estimate, bootstrap, logprobs, windows_of
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.kv_formats.formats import FORMATS
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels.reference import (
     channels_from_four_bits,

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 
 DRAWS = 1000
 KV_BYTES = 256 * 1024**2

@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from reference_impl.annexes.kv_formats.formats import FORMATS
-from reference_impl.annexes.speculative.growth import DYNAMIC
 from reference_impl.cli.messages import described, is_usage, say
+from reference_impl.features.kv_formats.formats import FORMATS
+from reference_impl.features.speculative.growth import DYNAMIC
 
 _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
 _ATTENTION = (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reference_impl.annexes.kv_formats.formats import FORMATS
 from reference_impl.cli.options import MODEL, Model, errors_in_a_line, fail, folder_of
+from reference_impl.features.kv_formats.formats import FORMATS
 
 if TYPE_CHECKING:
     from torch import Tensor

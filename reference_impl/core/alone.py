@@ -1,6 +1,6 @@
 """The plainest part of each kind, and an engine of them: one device, torch attention, one paged cache, first come.
 
-`reference_impl.Engine` has the same parts with all annexes.
+`reference_impl.Engine` has the same parts with all features.
 """
 
 from __future__ import annotations

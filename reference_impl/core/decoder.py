@@ -50,7 +50,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    normalize = staticmethod(reference.rms_norm)  # a family may have another; annexes/cpu has one for few rows
+    normalize = staticmethod(reference.rms_norm)  # a family may have another; features/cpu has one for few rows
     rotary = 0  # which of the decoder's tables rotates its queries and keys
 
     def __init__(self, config: ModelConfig, index: int, methods: Methods, dtype: torch.dtype, device: torch.device):

@@ -166,7 +166,7 @@ class Engine:
 
     def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         """Appends what was sampled to the requests. requests: by id, those of the plan's rows at least.
-        FloatingPointError if a row has no token: `annexes/failing` ends its request instead."""
+        FloatingPointError if a row has no token: `features/failing` ends its request instead."""
         for at, error in reply.errors.items():
             raise FloatingPointError(f"request {plan.rows[at].request_id!r}: {error}")
         output = output_of(reply, plan.rows)

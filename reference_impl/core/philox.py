@@ -30,7 +30,7 @@ def uniform(seed: ArrayLike, sample: ArrayLike, position: ArrayLike, draw: Array
     """Float32 in (0, 1), one of 2^23 midpoints: never 0, never 1. Arguments broadcast.
 
     seed: 64 bits, the key. sample, position, draw: 32 bits each, the counter. Of sample the two upper bits say what the
-    number is for, 0 for a token (others: `annexes/speculative/rejection.py`), so that no two purposes share one.
+    number is for, 0 for a token (others: `features/speculative/rejection.py`), so that no two purposes share one.
     """
     seeds, samples, positions, draws = np.broadcast_arrays(
         np.asarray(seed, np.uint64),

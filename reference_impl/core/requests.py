@@ -64,7 +64,7 @@ def _checked(prompt: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def check_plain(sampling: SamplingParams) -> None:
-    """ValueError where it asks for what only the annexes have."""
+    """ValueError where it asks for what only the features have."""
     for field in fields(sampling):
         if field.name in NOT_IN_CORE and (given := getattr(sampling, field.name)) != field.default:
             only = f"the core engine has only {field.default!r}, got {given!r}: use reference_impl.Engine for the rest"

@@ -129,7 +129,7 @@ class BlockPair(NamedTuple):
 
 class Page(NamedTuple):
     """The keys and values of a full block, and the name a store has for them: see `page_keys` in
-    annexes/transfer/stored.py."""
+    features/transfer/stored.py."""
 
     key: bytes
     block: BlockId

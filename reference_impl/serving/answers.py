@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
-from reference_impl.annexes.chat.tool_calls import PARSERS, ToolCall, ToolCallParser
-from reference_impl.annexes.texts.tokens import TextPlaces, TokenText
+from reference_impl.features.chat.tool_calls import PARSERS, ToolCall, ToolCallParser
+from reference_impl.features.texts.tokens import TextPlaces, TokenText
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.runner import Piece, Stream, Usage
 

@@ -28,9 +28,9 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 
-from reference_impl.annexes.chat.messages import MessageError
-from reference_impl.annexes.chat.tool_calls import check_parser
-from reference_impl.annexes.texts.tokens import TokenText
+from reference_impl.features.chat.messages import MessageError
+from reference_impl.features.chat.tool_calls import check_parser
+from reference_impl.features.texts.tokens import TokenText
 from reference_impl.interfaces import SamplingParams
 from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape

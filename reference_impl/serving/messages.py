@@ -1,6 +1,6 @@
 """What a conversation is in a request: messages, tools, and how they are shown to the model.
 
-Their insides are checked where Python's callers have theirs checked, too: annexes/chat/messages.py.
+Their insides are checked where Python's callers have theirs checked, too: features/chat/messages.py.
 """
 
 from __future__ import annotations

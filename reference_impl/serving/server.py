@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from reference_impl.annexes.chat.prompts import ChatEncoder
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig, make_app
 from reference_impl.serving.limits import LimitedProtocol
 from reference_impl.serving.runner import EngineHost, Runner, Unavailable

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.simulation.executor import WORD
 from reference_impl.simulation.workloads.request import PAGE_TOKENS, WorkloadRequest
 

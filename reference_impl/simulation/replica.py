@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.sizing.budget import KV_CACHE_BYTES
 from reference_impl.interfaces import Policy, Request, SamplingParams
 from reference_impl.simulation.cost import BoundedCost, Roofline, SummedCost
 from reference_impl.simulation.executor import WORD, SimulatedGPU, StepCost, hollow_model

@@ -1492,8 +1492,8 @@ print(f"TTFT and TPOT at most 50 ms: {good['attainment']:.0%} of the requests, {
 # temperature changes the distribution of the first token.
 
 # %% nbgrader={"grade_id": "loop"} inferlab={"where": "notebook"}
-from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.features.baselines.ragged import ragged_batch
 
 decoder = course_llm().engine.model
 

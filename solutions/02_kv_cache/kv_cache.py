@@ -1336,8 +1336,8 @@ check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20,
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
 import time
 
-from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.features.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.features.baselines.ragged import ragged_batch
 
 
 class CourseModel:

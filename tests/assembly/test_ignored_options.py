@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.assembly.checks import READ_BY
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import SwapsOut
 from tests.engine.test_abilities import PlainKV
 

@@ -1,14 +1,14 @@
-"""What one call to the engine's KV manager, with its annexes, gives, keeps and evicts; `test_serving_model.py` tries
+"""What one call to the engine's KV manager, with its features, gives, keeps and evicts; `test_serving_model.py` tries
 any order of calls."""
 
 from __future__ import annotations
 
 import pytest
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.kv import FullKVManager, kv_manager
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
 
 

@@ -1,4 +1,4 @@
-"""Which annexes a scheduler is made of: those that its options need."""
+"""Which features a scheduler is made of: those that its options need."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
-from reference_impl.annexes.overlap.scheduling import WaitsForBlocks
-from reference_impl.annexes.policies import ByPriority, FairShare
-from reference_impl.annexes.policies.overtaking import Overtaking
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.speculative.scheduling import Drafting
-from reference_impl.annexes.stages.scheduling import Staged
-from reference_impl.annexes.swap.scheduling import Swapping
-from reference_impl.annexes.transfer.scheduling import LoadsPages
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.admission.worst_case import WorstCaseAdmission
+from reference_impl.features.overlap.scheduling import WaitsForBlocks
+from reference_impl.features.policies import ByPriority, FairShare
+from reference_impl.features.policies.overtaking import Overtaking
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.speculative.scheduling import Drafting
+from reference_impl.features.stages.scheduling import Staged
+from reference_impl.features.swap.scheduling import Swapping
+from reference_impl.features.transfer.scheduling import LoadsPages
 from reference_impl.interfaces import ForksRequests, PlansAhead, PlansStages
 from tests.engine.conftest import FakeStore
 from tests.engine.test_abilities import PlainKV
@@ -58,7 +58,7 @@ def test_an_option_that_is_off_adds_no_class(options: dict[str, Any], needed: se
             assert getattr(type(scheduler), name) is getattr(Scheduler, name)
 
 
-@pytest.mark.parametrize(("annex", "ability"), [(WaitsForBlocks, "DefersReuse"), (LoadsPages, "FetchesPages")])
-def test_an_annex_that_needs_an_ability_of_the_kv_manager_says_so(annex: Any, ability: str) -> None:
+@pytest.mark.parametrize(("feature", "ability"), [(WaitsForBlocks, "DefersReuse"), (LoadsPages, "FetchesPages")])
+def test_an_feature_that_needs_an_ability_of_the_kv_manager_says_so(feature: Any, ability: str) -> None:
     with pytest.raises(TypeError, match=rf"{ability}\), got .*PlainKV"):
-        annex(plain(), 4, 64)
+        feature(plain(), 4, 64)

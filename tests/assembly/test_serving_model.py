@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, SkipJoin
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, SkipJoin
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
 from tests.examples import examples
 from tests.scheduler.serving import END, Serving
 

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from reference_impl.annexes.baselines.contiguous_cache import generate_contiguous_cache
-from reference_impl.annexes.baselines.no_cache import generate_no_cache
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
+from reference_impl.features.baselines.contiguous_cache import generate_contiguous_cache
+from reference_impl.features.baselines.no_cache import generate_no_cache
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 

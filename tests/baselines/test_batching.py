@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
-from reference_impl.annexes.baselines.whole_requests import WholeRequests
 from reference_impl.assembly.kv import FullKVManager, kv_manager
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.features.baselines.dynamic_batching import DynamicBatching
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
+from reference_impl.features.baselines.whole_requests import WholeRequests
 from reference_impl.interfaces import ForksRequests, Request, RequestState, SamplingParams, StepOutput, StepPlan
 
 END = 7

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.baselines.dynamic_batching import DynamicBatching
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
 from reference_impl.interfaces import SamplingParams
 
 

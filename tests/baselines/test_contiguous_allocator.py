@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.baselines.contiguous_allocator import ContiguousAllocator, MemoryUse
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.baselines.contiguous_allocator import ContiguousAllocator, MemoryUse
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.baselines.orca_batching import OrcaBatching
 from reference_impl.interfaces import Request, RequestState, SamplingParams, StepOutput
 
 examples = settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
 from reference_impl.bench import cpu, cpu_llama, cpu_quantized, llama_peer, llama_worker
 from reference_impl.bench.llama_peer import LlamaCpp
 from reference_impl.bench.peer_process import PeerFailed
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 
 SMALL = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -211,7 +211,7 @@ class Stand:
 @pytest.fixture(params=["traced", pytest.param("compiled", marks=(pytest.mark.compiler, pytest.mark.slow))])
 def as_traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was traced: a compiler takes half a minute for it, and what it makes is proven
-    in tests/annexes/compiled."""
+    in tests/features/compiled."""
     if request.param == "traced":
         monkeypatch.setattr("torch._inductor.compile", lambda graph, arguments, options: graph)
 

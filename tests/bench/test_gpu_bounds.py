@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import build_model, dummy_model
 from reference_impl.bench import gpu_engines, gpu_workload
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.kernels import reference
 from reference_impl.models.loader import destinations
 from reference_impl.models.quantization.methods import Int4

@@ -27,12 +27,12 @@ from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import gemm_fp8, gemm_w4a16, launch
 from reference_impl.kernels.quantize_rows import quantize_rows_fp8
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.core.kv_cache import PagedKVCache
-from reference_impl.annexes.fusion.kernels import triton_kernels
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonLinear
-from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.features.fusion.kernels import triton_kernels
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.fusion.linear import TritonFp8, TritonInt4, TritonLinear
+from reference_impl.features.fusion.decoder import FusedDecoder
 from reference_impl.models.shapes import config_of_shape
 
 meta, bf16, described = torch.device("meta"), torch.bfloat16, launch.described

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench.simulation import Arrival, poisson, simulate
+from reference_impl.features.baselines.dynamic_batching import DynamicBatching
 from reference_impl.observe.trace import RequestFinished
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device

@@ -7,10 +7,10 @@ import pytest
 
 from chapters.widgets.radix_tree import NUMBERS, Snapshot, draw, radix_tree, snapshot
 from reference_impl import SamplingParams
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import Request
 
 BLOCK = 2

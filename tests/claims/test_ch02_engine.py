@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
-from reference_impl.annexes.baselines.contiguous_cache import (
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import Linear
+from reference_impl.features.baselines.contiguous_cache import (
     ContiguousAttention,
     ContiguousKVCache,
     generate_contiguous_cache,
 )
-from reference_impl.annexes.baselines.no_cache import generate_no_cache
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.core.decoder import Decoder
-from reference_impl.core.linear import Linear
+from reference_impl.features.baselines.no_cache import generate_no_cache
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.kernels import reference
 from reference_impl.theory import latency, model_shapes
 

@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.annexes.baselines.orca_batching import OrcaBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
-from reference_impl.annexes.policies import ShortestFirst
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
@@ -25,6 +21,10 @@ from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler as EngineScheduler
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.baselines.orca_batching import OrcaBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
+from reference_impl.features.policies import ShortestFirst
 from reference_impl.interfaces import KVManager, SamplingParams, Scheduler, StepPlan
 from reference_impl.observe.metrics import percentile
 from reference_impl.observe.trace import Trace

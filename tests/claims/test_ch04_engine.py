@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from chapters.widgets.block_table import snapshot
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.annexes.beams.search import beam_search
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.features.beams.search import beam_search
 from reference_impl.interfaces import Request
 from reference_impl.theory import kv_cache
 from reference_impl.theory.deployment import Deployment

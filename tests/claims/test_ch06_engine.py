@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager, cache_key
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import Request, StepPlan
 from reference_impl.kernels import reference
 from reference_impl.theory import prefix_cache

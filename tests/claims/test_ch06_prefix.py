@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_impl import SamplingParams
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import Request
 from reference_impl.theory import prefix_cache
 

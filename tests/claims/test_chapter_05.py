@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_impl import Engine, EngineConfig, SamplingParams
-from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
+from reference_impl.features.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.kernels import reference
 from reference_impl.observe.trace import StepDone
 from reference_impl.theory import attention_traffic, kv_cache, roofline

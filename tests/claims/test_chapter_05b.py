@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from grader.quiz import load_quiz
-from reference_impl.annexes.fusion.decoder import FusedLayer
-from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.core.decoder import DecoderLayer
+from reference_impl.features.fusion.decoder import FusedLayer
+from reference_impl.features.fusion.fusion import Fusion
 from reference_impl.models.gemma import Gemma2Layer
 from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.speculative.ngram import NgramProposer
+from reference_impl.features.speculative.ngram import NgramProposer
 from reference_impl.interfaces import Request
 from reference_impl.observe.trace import DraftUse
 from reference_impl.theory import kv_cache, latency, speculative

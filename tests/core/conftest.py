@@ -1,4 +1,4 @@
-"""A small model made of the core alone, with random weights: no folder, no parsing, no annex."""
+"""A small model made of the core alone, with random weights: no folder, no parsing, no feature."""
 
 from __future__ import annotations
 

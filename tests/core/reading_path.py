@@ -30,7 +30,7 @@ TWINS = "kernels/reference"
 MOST_LINES = 2_800  # with comments: what one reads in two days
 MOST_LINES_OF_WORDS = 1_250
 LONGEST_FUNCTION = 40
-ABOVE = ("annexes", "assembly", "models", "observe", "serving", "simulation", "bench", "cli")
+ABOVE = ("features", "assembly", "models", "observe", "serving", "simulation", "bench", "cli")
 
 
 def source(package: Path, module: str) -> str:
@@ -59,8 +59,8 @@ def _is_module(package: Path, name: str) -> bool:
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 
 
-def named_annexes(package: Path, module: str) -> list[str]:
-    """Strings with which a module could import an annex by its name; docstrings may speak of them."""
+def named_features(package: Path, module: str) -> list[str]:
+    """Strings with which a module could import a feature by its name; docstrings may speak of them."""
     tree = ast.parse(source(package, module))
     documents = {
         id(node.body[0].value)

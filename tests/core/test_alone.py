@@ -1,4 +1,4 @@
-"""The core without the annexes: the package is copied without these folders, and the tests of this folder run on the
+"""The core without the features: the package is copied without these folders, and the tests of this folder run on the
 copy."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 import reference_impl
 
 PACKAGE, TESTS = Path(reference_impl.__file__).parent, Path(__file__).parent
-ANNEXES = sorted(
-    folder.name for folder in PACKAGE.glob("annexes/*") if folder.is_dir() and not folder.name.startswith("__")
+FEATURES = sorted(
+    folder.name for folder in PACKAGE.glob("features/*") if folder.is_dir() and not folder.name.startswith("__")
 )
 
 
@@ -42,11 +42,11 @@ def passes_without(folders: list[str], place: Path) -> None:
 
 
 def test_without_all_that_stands_above_it_the_core_is_whole(tmp_path: Path) -> None:
-    above = ["annexes", "assembly", "models", "observe", "serving", "simulation", "theory", "bench", "cli"]
+    above = ["features", "assembly", "models", "observe", "serving", "simulation", "theory", "bench", "cli"]
     passes_without(above, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("annex", ANNEXES)
-def test_without_one_annex_the_core_is_whole(annex: str, tmp_path: Path) -> None:
-    passes_without([f"annexes/{annex}"], tmp_path)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_without_one_feature_the_core_is_whole(feature: str, tmp_path: Path) -> None:
+    passes_without([f"features/{feature}"], tmp_path)

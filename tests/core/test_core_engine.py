@@ -208,7 +208,7 @@ def test_a_step_that_failed_can_be_tried_again(make_engine, monkeypatch) -> None
     assert run(engine, request) == serve(make_engine(), [PROMPTS[0]], GREEDY)
 
 
-def test_what_only_annexes_have_is_refused_by_name(model, make_engine) -> None:
+def test_what_only_features_have_is_refused_by_name(model, make_engine) -> None:
     engine = make_engine()
     for name, value in (
         ("n", 2),

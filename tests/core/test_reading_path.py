@@ -32,10 +32,10 @@ def test_no_function_of_the_core_is_longer_than_a_screen(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", core.PATH)
-def test_the_core_imports_no_annex_neither_later_nor_by_a_string(module: str) -> None:
+def test_the_core_imports_no_feature_neither_later_nor_by_a_string(module: str) -> None:
     rooms = {name.split("/")[0] for name in core.imports(PACKAGE, module)}
     assert not rooms & {*core.ABOVE}
-    assert not core.named_annexes(PACKAGE, module)
+    assert not core.named_features(PACKAGE, module)
 
 
 @pytest.mark.parametrize("module", core.PATH)
@@ -46,15 +46,15 @@ def test_the_core_imports_itself_and_the_words(module: str) -> None:
 
 def test_an_import_by_any_way_is_seen(tmp_path: Path) -> None:
     package = tmp_path / "reference_impl"
-    (package / "annexes").mkdir(parents=True)
-    (package / "annexes" / "__init__.py").touch()
+    (package / "features").mkdir(parents=True)
+    (package / "features" / "__init__.py").touch()
     (package / "a.py").write_text(
-        '"""Of annexes."""\nfrom reference_impl.annexes.x import y\ndef f():\n    import reference_impl.assembly.z\n'
-        "    from reference_impl import annexes\n    import_module('reference_impl.annexes.w')\n"
+        '"""Of features."""\nfrom reference_impl.features.x import y\ndef f():\n    import reference_impl.assembly.z\n'
+        "    from reference_impl import features\n    import_module('reference_impl.features.w')\n"
         "if TYPE_CHECKING:\n    from reference_impl.assembly.parts import Parts\n"
     )
-    assert list(core.imports(package, "a")) == ["annexes/x", "assembly/z", "annexes"]
-    assert core.named_annexes(package, "a") == ["reference_impl.annexes.w"]
+    assert list(core.imports(package, "a")) == ["features/x", "assembly/z", "features"]
+    assert core.named_features(package, "a") == ["reference_impl.features.w"]
 
 
 def test_a_decoding_step_of_the_core_enters_few_functions(make_engine) -> None:

@@ -40,8 +40,8 @@ def test_sizes_are_within_what_the_course_promises():
 def test_transformers_loads_the_model_and_gives_the_same_logits(name):
     transformers = __import__("transformers")
     from reference_impl import LLM
-    from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-    from reference_impl.annexes.baselines.ragged import ragged_batch
+    from reference_impl.features.baselines.no_cache import RecomputeAttention
+    from reference_impl.features.baselines.ragged import ragged_batch
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER / name)

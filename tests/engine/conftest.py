@@ -563,8 +563,8 @@ def late_engine() -> Callable[..., Engine]:
 @pytest.fixture(scope="session")
 def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
     """Logits [len(tokens), vocab_size] of a sequence alone, in one pass, without a cache."""
-    from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-    from reference_impl.annexes.baselines.ragged import ragged_batch
+    from reference_impl.features.baselines.no_cache import RecomputeAttention
+    from reference_impl.features.baselines.ragged import ragged_batch
 
     def logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
         c = model.config
@@ -579,8 +579,8 @@ def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
 @pytest.fixture(scope="session")
 def pooled_alone() -> Callable[[Decoder, Sequence[int], str], torch.Tensor]:
     """[hidden_size] of a prompt alone, in one pass, without a cache: the mean, or the last token's."""
-    from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-    from reference_impl.annexes.baselines.ragged import ragged_batch
+    from reference_impl.features.baselines.no_cache import RecomputeAttention
+    from reference_impl.features.baselines.ragged import ragged_batch
 
     def pooled(model: Decoder, tokens: Sequence[int], pooling: str) -> torch.Tensor:
         c = model.config

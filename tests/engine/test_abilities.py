@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
-from reference_impl.annexes.baselines.static_batching import StaticBatching
-from reference_impl.annexes.fusion.fusion import FusedMethod
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import why_not_graphs
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.baselines.dynamic_batching import DynamicBatching
+from reference_impl.features.baselines.static_batching import StaticBatching
+from reference_impl.features.fusion.fusion import FusedMethod
 from reference_impl.interfaces import (
     CapturesGraphs,
     DefersReuse,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.biases.biases import bias_arrays, biased, floor_arrays, floored
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
+from reference_impl.features.biases.biases import bias_arrays, biased, floor_arrays, floored
 from reference_impl.interfaces import Request, SamplingParams
 from tests.no_sync import no_sync
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from reference_impl.annexes.speculative.early_exit import EarlyExit
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.early_exit import EarlyExit
 from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import (
     SWAP_BYTES,

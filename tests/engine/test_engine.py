@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from torch import Tensor
 
-from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams, StepPlan
 from tests.engine.conftest import OwnCache
 

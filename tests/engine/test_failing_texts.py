@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.chat.tool_calls import HermesParser
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
+from reference_impl.features.chat.tool_calls import HermesParser
 from reference_impl.interfaces import SamplingParams
 from tests.picky import Picky
 

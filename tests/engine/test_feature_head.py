@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
-from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.feature_head import load_feature_head
@@ -26,6 +25,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
+from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.models.loader import CheckpointError

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.grammars.guesses import allowed_guesses
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
+from reference_impl.features.grammars.guesses import allowed_guesses
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import HostOracle, check_references, some

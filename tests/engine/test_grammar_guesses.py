@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative import tree_head_worker
-from reference_impl.annexes.speculative import worker as worker_module
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.sampler import draw
+from reference_impl.features.speculative import tree_head_worker
+from reference_impl.features.speculative import worker as worker_module
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import Oracle, check_references, some

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.grammars.masks import Allowed, masked
-from reference_impl.annexes.process.worker import WorkerError
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.assembly.split import split_engine
+from reference_impl.features.grammars.masks import Allowed, masked
+from reference_impl.features.process.worker import WorkerError
 from reference_impl.interfaces import Asking, Masks, Request, Rewound, Sampled, SamplingParams
 from reference_impl.simulation.cost import CalibratedCost
 from reference_impl.simulation.executor import SimulatedGPU, hollow_model

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.guess_scores import ScoringWorker, not_numbers
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts, is_right_always

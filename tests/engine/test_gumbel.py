@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative.rejection import is_exact
-from reference_impl.annexes.speculative.tree_growing import Noise
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.gumbel_sampler import CalledGumbelSampler, sample_with_gumbel
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
+from reference_impl.features.speculative.rejection import is_exact
+from reference_impl.features.speculative.tree_growing import Noise
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import some

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative.adapting import Adapting
-from reference_impl.annexes.speculative.feature_head import FeatureDraft
-from reference_impl.annexes.speculative.payoff import Payoff
-from reference_impl.annexes.speculative.step_costs import NUM_SEEN
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.adapting import Adapting
+from reference_impl.features.speculative.feature_head import FeatureDraft
+from reference_impl.features.speculative.payoff import Payoff
+from reference_impl.features.speculative.step_costs import NUM_SEEN
 from reference_impl.interfaces import Request, SamplingParams, StepPlan, StepRow
 from tests.engine.conftest import some
 from tests.engine.test_draft_model import PURE, check_texts, is_right_always

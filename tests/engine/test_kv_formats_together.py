@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.transfer.folder import FolderStore
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.test_feature_head import random_head
 from tests.engine.test_medusa import random_heads

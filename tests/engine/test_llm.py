@@ -327,10 +327,10 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_refuses_text(folder: Path, t
 
 
 def test_samples_are_found_also_where_the_scheduler_takes_them_as_requests_of_their_own() -> None:
-    from reference_impl.annexes.baselines.static_batching import StaticBatching
     from reference_impl.assembly.parts import Parts
     from reference_impl.core.block_pool import BlockPool
     from reference_impl.core.kv_manager import KVManager
+    from reference_impl.features.baselines.static_batching import StaticBatching
 
     pool = BlockPool(64)
     kv = KVManager(pool, 16)

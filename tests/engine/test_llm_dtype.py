@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reference_impl.annexes.fusion.kernels import choose_backend
 from reference_impl.assembly import devices
 from reference_impl.assembly.llm import LLM, choose_device, choose_dtype
+from reference_impl.features.fusion.kernels import choose_backend
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 

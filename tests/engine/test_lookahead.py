@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from reference_impl.annexes.speculative.lookahead import Shape
-from reference_impl.annexes.speculative.lookahead_pool import Lookahead
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
+from reference_impl.features.speculative.lookahead import Shape
+from reference_impl.features.speculative.lookahead_pool import Lookahead
 from reference_impl.interfaces import Proposer, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import FakeStore

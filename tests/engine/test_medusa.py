@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.medusa import MedusaConfig, MedusaDraft, MedusaHeads
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative.medusa import MedusaConfig, MedusaDraft, MedusaHeads
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import FakeStore, draft_of, paired

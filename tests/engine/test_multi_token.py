@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.feature_head import load_feature_head
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.feature_head import FeatureHead
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.loader import CheckpointError
 from reference_impl.observe.trace import DraftUse

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.beams.search import beam_search
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
+from reference_impl.features.beams.search import beam_search
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
 from tests.engine.conftest import some
 

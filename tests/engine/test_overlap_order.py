@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.policies import ByPriority
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.policies import ByPriority
 from reference_impl.interfaces import RequestState, SamplingParams
 
 Make = Callable[..., Engine]

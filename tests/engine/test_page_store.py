@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.annexes.transfer.folder import FolderStore
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import stored_kv_manager
@@ -26,6 +24,8 @@ from reference_impl.assembly.split import split_engine
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.features.prefix.hash_index import HashIndex
+from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_impl.annexes.beams.search import beam_search
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.beams.search import beam_search
 from reference_impl.interfaces import Request, SamplingParams
 
 ONE = SamplingParams(max_tokens=1, temperature=0)

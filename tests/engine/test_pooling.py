@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.baselines.static_batching import StaticBatching
 from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.conftest import FakeStore
 from tests.engine.test_prompt_logprobs import Ones

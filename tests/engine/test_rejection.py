@@ -18,12 +18,12 @@ import pytest
 import torch
 from scipy import stats
 
-from reference_impl.annexes.speculative import worker as worker_module
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.sampler import draw
+from reference_impl.features.speculative import worker as worker_module
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import some
@@ -174,7 +174,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# The rule is tried with each filter in tests/annexes/speculative. Here all that changes p and q is tried with guesses
+# The rule is tried with each filter in tests/features/speculative. Here all that changes p and q is tried with guesses
 # that are drawn, or with some that are not.
 @pytest.mark.parametrize(
     ("name", "kind"),

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reference_impl.annexes.beams.search import beam_search
-from reference_impl.annexes.policies import ByPriority, FairShare, ShortestFirst
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine, StepResult
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.beams.search import beam_search
+from reference_impl.features.policies import ByPriority, FairShare, ShortestFirst
 from reference_impl.interfaces import SamplingParams
 
 PROMPT = random.Random(3).choices(range(61), k=21)

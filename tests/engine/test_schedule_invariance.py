@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, Phase, event, example, given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.policies import ByPriority, ShortestFirst
-from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.policies import ByPriority, ShortestFirst
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references, draft_of
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.observe.trace import Trace
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.speculative.ngram import NgramProposer
-from reference_impl.annexes.speculative.suffix import SuffixProposer
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.speculative.ngram import NgramProposer
+from reference_impl.features.speculative.suffix import SuffixProposer
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.timeline import lives
 from reference_impl.observe.trace import DraftUse

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.beams.search import beam_search
-from reference_impl.annexes.policies import ByPriority
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.beams.search import beam_search
+from reference_impl.features.policies import ByPriority
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged
 from tests.engine.test_abilities import PlainKV

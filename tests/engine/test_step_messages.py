@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from reference_impl.annexes.baselines.static_batching import StaticBatching
-from reference_impl.annexes.beams.search import beam_search
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.core.planner import Planner
+from reference_impl.features.baselines.static_batching import StaticBatching
+from reference_impl.features.beams.search import beam_search
 from reference_impl.interfaces import Opened, Reply, Request, Row, SamplingParams, Step, StepPlan, TableUpdate
 
 VOCAB = 61

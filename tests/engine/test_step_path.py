@@ -11,7 +11,7 @@ from tests.core.step_path import entered
 MOST_FUNCTIONS, MOST_FILES = 60, 18
 
 
-def test_a_decoding_step_with_all_annexes_enters_few_functions() -> None:
+def test_a_decoding_step_with_all_features_enters_few_functions() -> None:
     llm = LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
     prompt, sampling = llm.encode("def fibonacci(n):"), SamplingParams(max_tokens=16, temperature=0.7, seed=1)
     llm.engine.add(prompt, sampling)

@@ -17,13 +17,6 @@ if not torch.cuda.is_available():
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.speculative import tree_growing, tree_head, tree_head_worker, tree_worker
-from reference_impl.annexes.speculative.candidates import NONE
-from reference_impl.annexes.speculative.feature_head import FeatureHead
-from reference_impl.annexes.speculative.growth import Growth
-from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.tree_cache import move_tokens
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv_cache import kv_cache, widths
@@ -31,6 +24,13 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.sampler import draw
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.speculative import tree_growing, tree_head, tree_head_worker, tree_worker
+from reference_impl.features.speculative.candidates import NONE
+from reference_impl.features.speculative.feature_head import FeatureHead
+from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.tree import Tree
+from reference_impl.features.speculative.tree_cache import move_tokens
 from reference_impl.interfaces import KVSpec, SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.observe.trace import DraftUse
@@ -356,7 +356,7 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any, **options: A
     return [tuple(member.output_tokens) for member in members]
 
 
-# The rule is tried with each filter in tests/annexes/speculative/test_tree.py.
+# The rule is tried with each filter in tests/features/speculative/test_tree.py.
 @pytest.mark.parametrize(
     ("name", "kind", "tree"),
     some(

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.speculative.candidates import typical
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import load_worker
 from reference_impl.core.sampler import TorchSampler
+from reference_impl.features.speculative.candidates import typical
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_drafts import ASKED, serve

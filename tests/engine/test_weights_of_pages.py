@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reference_impl.annexes.transfer.folder import FolderStore
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models import identity
 from reference_impl.models.identity import Checkpoint, stored_hash, stored_tensors, weights_of

@@ -18,15 +18,15 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
-from reference_impl.annexes.fusion.fusion import Fusion
-from reference_impl.annexes.fusion.kernels import TORCH
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.triton_sampler import CalledTritonSampler
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
+from reference_impl.features.fusion.decoder import FusedDecoder, FusedLayer
+from reference_impl.features.fusion.fusion import Fusion
+from reference_impl.features.fusion.kernels import TORCH
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference
 

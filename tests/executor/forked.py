@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from reference_impl.annexes.process import worker
+from reference_impl.features.process import worker
 from tests.warm import Warm
 
 # Packages are found where the process that starts a worker finds them.

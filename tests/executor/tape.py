@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
-from reference_impl.annexes.graphs.graphs import CudaRecorder, Recorder
+from reference_impl.features.graphs.graphs import CudaRecorder, Recorder
 from tests.no_sync import no_sync
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}

@@ -15,9 +15,9 @@ from triton.runtime import driver
 from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.core.kv_cache import PagedKVCache
-from reference_impl.annexes.fusion.attention import TritonAttention
+from reference_impl.features.fusion.attention import TritonAttention
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)

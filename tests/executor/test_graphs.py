@@ -14,11 +14,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.graphs import graphs as graphs_module
-from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.core.planner import Planner
+from reference_impl.features.graphs import graphs as graphs_module
+from reference_impl.features.graphs.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
 from reference_impl.interfaces import Request, Row, SamplingParams, StepPlan
 from reference_impl.serving.worker import load
 from tests.executor.dense import DEVICE, dense_engine, dense_model

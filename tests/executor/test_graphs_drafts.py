@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.graphs import graphs as graphs_module
-from reference_impl.annexes.graphs.graphs import Graphs
-from reference_impl.annexes.speculative import worker as worker_module
-from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
-from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.assembly import defaults
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
+from reference_impl.features.graphs import graphs as graphs_module
+from reference_impl.features.graphs.graphs import Graphs
+from reference_impl.features.speculative import worker as worker_module
+from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.features.speculative.draft_model import DraftModel
+from reference_impl.features.speculative.worker import DraftRun
 from reference_impl.interfaces import Opened, SamplingParams
 from tests.engine.conftest import some
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model

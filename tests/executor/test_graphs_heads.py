@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from reference_impl.annexes.graphs import graphs as graphs_module
-from reference_impl.annexes.speculative import tree_head_worker, tree_worker
-from reference_impl.annexes.speculative.draft_graphs import DraftGraphWorker
-from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.feature_head import FeatureDraft
-from reference_impl.annexes.speculative.medusa import MedusaDraft
-from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.assembly import defaults
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.graphs import graphs as graphs_module
+from reference_impl.features.speculative import tree_head_worker, tree_worker
+from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.features.speculative.draft_model import DraftModel
+from reference_impl.features.speculative.feature_head import FeatureDraft
+from reference_impl.features.speculative.medusa import MedusaDraft
+from reference_impl.features.speculative.tree import Tree
+from reference_impl.features.speculative.worker import DraftRun
 from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import some
 from tests.engine.test_feature_head import random_head

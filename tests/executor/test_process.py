@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.process import worker as process
-from reference_impl.annexes.process.worker import Facts, WorkerError, WorkerProcess
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.features.process import worker as process
+from reference_impl.features.process.worker import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 
 FOLDER = course_model("draft")
@@ -146,7 +146,7 @@ PLANNER = """
 import os, signal, sys
 from functools import partial
 from pathlib import Path
-from reference_impl.annexes.process.worker import WorkerProcess
+from reference_impl.features.process.worker import WorkerProcess
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.split import load_worker
 

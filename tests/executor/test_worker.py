@@ -1,4 +1,4 @@
-"""The core's worker, and the one with all annexes: the same replies to the same messages."""
+"""The core's worker, and the one with all features: the same replies to the same messages."""
 
 from __future__ import annotations
 

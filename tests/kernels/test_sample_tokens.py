@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.annexes.gumbel.sampler import GumbelSampler, exponentials
 from reference_impl.assembly.sampler import probabilities
 from reference_impl.core.philox import philox, uniform
 from reference_impl.core.sampler import draw
+from reference_impl.features.gumbel.sampler import GumbelSampler, exponentials
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import sampling as twin

@@ -1,4 +1,4 @@
-"""What one call to the core's KV manager gives, keeps and evicts, without any annex."""
+"""What one call to the core's KV manager gives, keeps and evicts, without any feature."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.features.kv_formats.eight_bits import EightBitKVCache
 from reference_impl.interfaces import NO_BLOCK, KVSpec, SamplingParams
 from reference_impl.theory import kv_cache
 from reference_impl.theory.model_shapes import MODELS, ModelShape

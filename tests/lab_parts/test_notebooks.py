@@ -12,7 +12,7 @@ import reference_impl
 LABS = sorted(Path("solutions").glob("*/*.py"))
 OPEN = (  # modules that labs may name: no interface of the engine is among them
     "reference_impl.assembly.lab_parts", "reference_impl.theory", "reference_impl.observe.metrics",
-    "reference_impl.annexes.baselines", "reference_impl.kernels.own_kernel",
+    "reference_impl.features.baselines", "reference_impl.kernels.own_kernel",
     "reference_impl.bench.quality", "reference_impl.models.quantization.packing",  # measures; two codes in a byte
 )  # fmt: skip
 

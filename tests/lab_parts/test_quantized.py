@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.lab_parts import LabEngine, course_llm
 from reference_impl.assembly.lab_parts.quantized import (
     Product,
@@ -19,6 +17,8 @@ from reference_impl.assembly.lab_parts.quantized import (
 )
 from reference_impl.bench.quality import compare
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 
 DOWN = "model.layers.1.mlp.down_proj"
 TOKENS = [300, 17, 942, 5, 61, 300, 17]

@@ -28,13 +28,13 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
-from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
-from reference_impl.annexes.kv_formats.four_bits import FourBitKVCache
 from reference_impl.assembly.batch import build_batch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.kv_formats.attention import ScaledTorchAttention
+from reference_impl.features.kv_formats.eight_bits import EightBitKVCache
+from reference_impl.features.kv_formats.four_bits import FourBitKVCache
 from reference_impl.interfaces import NO_BLOCK, Batch, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write

@@ -14,11 +14,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.decoder import FusedDecoder
-from reference_impl.annexes.fusion.fusion import PRODUCTS, Fusion
-from reference_impl.annexes.fusion.kernels import TORCH
-from reference_impl.annexes.fusion.linear import TritonLinear
-from reference_impl.annexes.fusion.tuning import tune
+from reference_impl.features.fusion.decoder import FusedDecoder
+from reference_impl.features.fusion.fusion import PRODUCTS, Fusion
+from reference_impl.features.fusion.kernels import TORCH
+from reference_impl.features.fusion.linear import TritonLinear
+from reference_impl.features.fusion.tuning import tune
 from reference_impl.kernels import fused_linear, gates, rms_norm
 from reference_impl.kernels.launch import launch
 from reference_impl.theory.model_shapes import MODELS
@@ -177,12 +177,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.features.windows.groups import kv_specs
 from reference_impl.core.kv_cache import PagedKVCache
-from reference_impl.annexes.fusion.kernels import triton_kernels
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.fusion.decoder import FusedDecoder
-from reference_impl.annexes.fusion.linear import TritonLinear
+from reference_impl.features.fusion.kernels import triton_kernels
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.fusion.decoder import FusedDecoder
+from reference_impl.features.fusion.linear import TritonLinear
 from reference_impl.models.shapes import config_of_shape
 
 calls, operations, described = [], [], launch.described

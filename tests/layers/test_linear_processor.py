@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from reference_impl.annexes.cpu import operators as packed_linear
-from reference_impl.annexes.cpu import processor
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.half import SlowHalfLinear, slow_half_linear
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.linear_methods import choose_head
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.cpu import operators as packed_linear
+from reference_impl.features.cpu import processor
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.half import SlowHalfLinear, slow_half_linear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import read_model_config
 
@@ -177,7 +177,7 @@ def test_with_avx2_a_large_head_is_packed_in_float32(
 def test_affinity_counts() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch; torch.set_num_threads(3);"
-        "from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores as f; f(); "
+        "from reference_impl.features.cpu.processor import use_no_more_threads_than_cores as f; f(); "
         "print(torch.get_num_threads())"
     )
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

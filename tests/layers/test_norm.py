@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.cpu import operators
-from reference_impl.annexes.cpu.operators import rms_norm
+from reference_impl.features.cpu import operators
+from reference_impl.features.cpu.operators import rms_norm
 
 D = 96
 FILLED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -17,9 +17,6 @@ if not torch.cuda.is_available():
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.fusion import attention as triton_attention
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
@@ -27,6 +24,9 @@ from reference_impl.assembly.model import load_model
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.fusion import attention as triton_attention
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.fusion.decoder import FusedDecoder
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import launch, reference
 from tests.engine.conftest import one_shot, tapped_engine  # noqa: F401
@@ -248,7 +248,7 @@ def test_without_a_gpu_or_without_triton_it_says_so(before: str, reason: str, wa
     code = f"""
 {before}
 import torch
-from reference_impl.annexes.fusion.kernels import choose_backend
+from reference_impl.features.fusion.kernels import choose_backend
 assert choose_backend("auto", torch.device("cpu"), torch.float32) == "torch"
 choose_backend("triton", torch.device("cpu"), torch.float32)
 """

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.baselines.contiguous_cache import ContiguousKVCache
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.contiguous_cache import ContiguousKVCache
+from reference_impl.features.baselines.ragged import ragged_batch
 
 SMALL = {
     "vocab_size": 97,

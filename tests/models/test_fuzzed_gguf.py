@@ -20,9 +20,9 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.models import gguf_file
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.gguf_file import GgufFile

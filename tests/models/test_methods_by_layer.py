@@ -16,14 +16,14 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.operators import HeadCopy
-from reference_impl.annexes.fusion.kernels import Asked
-from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 from reference_impl.assembly.linear_methods import Quantization, methods_of
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, load_model
 from reference_impl.core.linear import Linear, UnquantizedLinear
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.operators import HeadCopy
+from reference_impl.features.fusion.kernels import Asked
+from reference_impl.features.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 from reference_impl.interfaces import LinearMethod, TensorSpec
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS

@@ -16,11 +16,11 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file
 
-from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
+from reference_impl.features.fusion.attention import TritonAttention
+from reference_impl.features.fusion.decoder import FusedDecoder
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.loader import CheckpointError

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 
 FP32, FP64 = 3e-5, 1e-12  # of the largest logit

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.baselines.contiguous_cache import ContiguousKVCache
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly import model as assembly
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, dummy_model, num_bytes
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.contiguous_cache import ContiguousKVCache
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.moe import SeparateExperts

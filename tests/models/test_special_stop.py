@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from reference_impl import SamplingParams, course_model
-from reference_impl.annexes.texts.stream import AskedTextStream
+from reference_impl.features.texts.stream import AskedTextStream
 
 
 @pytest.mark.parametrize("skips", [True, False])

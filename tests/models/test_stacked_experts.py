@@ -11,11 +11,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.experts import StackedExperts
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import build_model, dummy_model, load_model
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.fusion.experts import StackedExperts
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.moe import MixtureOfExperts, SeparateExperts
 from reference_impl.models.shapes import config_of_shape

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from reference_impl.annexes.speculative.feature_head import with_few_tokens
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model, num_bytes
 from reference_impl.assembly.stored_weights import paths_of
 from reference_impl.cli import app
+from reference_impl.features.speculative.feature_head import with_few_tokens
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization import quantize_folder as quantize_folder_module
 from reference_impl.models.quantization.forms import Dense

@@ -15,11 +15,11 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.watching.watching import watching
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.watching.watching import watching
 from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import one_shot  # noqa: F401
 from tests.executor.tape import recorder

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from reference_impl.annexes.fusion.kernels import choose_kernels
 from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.fusion.kernels import choose_kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import parse_model_config, read_model_config
 from reference_impl.models.decoders import kind_of

@@ -16,9 +16,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.kernels import TORCH, choose_kernels
 from reference_impl.assembly.linear_methods import choose_method
 from reference_impl.core.linear import Linear
+from reference_impl.features.fusion.kernels import TORCH, choose_kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS

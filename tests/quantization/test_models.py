@@ -14,15 +14,15 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.operators import HeadCopy
-from reference_impl.annexes.fusion.fusion import PRODUCTS
-from reference_impl.annexes.fusion.kernels import Asked
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.linear_methods import Quantization
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, load_model
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.cpu.default import default_method
+from reference_impl.features.cpu.operators import HeadCopy
+from reference_impl.features.fusion.fusion import PRODUCTS
+from reference_impl.features.fusion.kernels import Asked
 from reference_impl.interfaces import LinearMethod, SamplingParams
 from reference_impl.kernels.gemm import FEW_TOKENS
 from reference_impl.models.config_json import read_model_config

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
 from reference_impl.core.decoder import Decoder
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.quantization.forms import Dense, Packed
 from reference_impl.models.quantization.layouts import OfScheme

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.annexes.fusion.kernels import choose_kernels
-from reference_impl.annexes.fusion.linear import TritonStoredInt4
 from reference_impl.assembly.stored_weights import decoded_bytes, stored_methods
 from reference_impl.cli import app
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.fusion.kernels import choose_kernels
+from reference_impl.features.fusion.linear import TritonStoredInt4
 from reference_impl.kernels import reference
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.quantization.auto_awq import Awq

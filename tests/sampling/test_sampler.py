@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.annexes.penalties.sampler import apply_penalties
 from reference_impl.assembly.sampler import probabilities, sample
 from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import draw
+from reference_impl.features.penalties.sampler import apply_penalties
 from reference_impl.interfaces import Request, SamplingParams
 from tests.examples import examples
 

@@ -16,11 +16,11 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import (
     NO_BLOCK,
     PinsPrefixes,

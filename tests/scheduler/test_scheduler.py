@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, RequestState
 from tests.scheduler.plans import END, make_request, output_of, serve, shape
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, SamplingParams
 from tests.examples import examples
 from tests.scheduler.serving import PlayedMemory, Serving

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from reference_impl import LLM, course_model
-from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving import process as process_module
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace

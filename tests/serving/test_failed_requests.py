@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from reference_impl.annexes.texts.tokens import TokenText
+from reference_impl.features.texts.tokens import TokenText
 from tests.picky import Picky
 
 pytestmark = pytest.mark.filterwarnings("ignore:request.*not all finite:RuntimeWarning")

@@ -24,7 +24,7 @@ import openai
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.chat.prompts import ChatEncoder
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.runner import Piece, Runner, Stream
@@ -183,7 +183,9 @@ def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any,
     [engine] = children(running.pid)
     asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
-    (worker,) = [child for child in children(engine) if "annexes.process" in Path(f"/proc/{child}/cmdline").read_text()]
+    (worker,) = [
+        child for child in children(engine) if "features.process" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
     with httpx.Client(base_url=running.url, timeout=600) as client:
         assert client.post(COMPLETIONS, json=asked).json()["choices"][0]["text"] == expected
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.annexes.chat.prompts import ChatEncoder
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.supervision import Restarts, SupervisedEngine

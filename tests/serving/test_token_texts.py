@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from reference_impl.annexes.texts.tokens import TokenText
 from reference_impl.assembly.outputs import logprob_dicts
 from reference_impl.core.detokenizer import TextStream
+from reference_impl.features.texts.tokens import TokenText
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.answers import ChatShape, CompletionShape
 from reference_impl.serving.runner import Piece

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from reference_impl import LLM, course_model
-from reference_impl.annexes.chat.prompts import ChatEncoder
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer

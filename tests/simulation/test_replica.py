@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from reference_impl.annexes.policies import ByPriority, FairShare, ShortestFirst
-from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench.simulation import Arrival
 from reference_impl.bench.simulation import simulate as simulate_trace
+from reference_impl.features.policies import ByPriority, FairShare, ShortestFirst
+from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Policy
 from reference_impl.observe.metrics import WorkloadMetrics
 from reference_impl.simulation import CalibratedCost, Replica, Result

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference_impl.annexes.policies import EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.features.policies import EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.interfaces import Policy, Reply, Step
 from reference_impl.simulation import CalibratedCost, Replica, Result, Roofline, simulate, simulate_replicas
 from reference_impl.simulation import replicas as replicas_module

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.llm import LLM
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear, UnquantizedLinear
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.interfaces import LinearMethod
 
 
@@ -60,7 +60,7 @@ def matrices_of(model: Decoder) -> dict[str, Tensor]:
 
 
 def _copy(model: Decoder) -> Decoder:
-    """With plain matrices in place of packed ones (`annexes/cpu`, on a CPU with AVX-512), which can be neither copied
+    """With plain matrices in place of packed ones (`features/cpu`, on a CPU with AVX-512), which can be neither copied
     nor written to."""
     packed = {name: linear for name, linear in _linears(model).items() if linear.params["weight"].is_mkldnn}
     other = copy.deepcopy(model, {id(one.params["weight"]): one.params["weight"].to_dense() for one in packed.values()})

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.baselines.no_cache import RecomputeAttention
-from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.speculative.rejection import GUESS, VERDICT, verified
 from reference_impl.assembly.lab_parts.serving import LabEngine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.sampler import probabilities, sample
 from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import TorchSampler, distribution, draw
+from reference_impl.features.baselines.no_cache import RecomputeAttention
+from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.speculative.rejection import GUESS, VERDICT, verified
 from reference_impl.interfaces import Asking, Request, Sampled
 
 Verdict = tuple[int, int]  # how many guesses are kept; the token behind them

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.core.linear import Linear
+from reference_impl.features.fusion.decoder import FusedDecoder
 
 PREFIX = "inferlab: "
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from reference_impl.annexes.cpu.operators import HeadCopy
 from reference_impl.bench.profiling.labels import products
+from reference_impl.features.cpu.operators import HeadCopy
 from reference_impl.interfaces import Row
 
 

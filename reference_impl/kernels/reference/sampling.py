@@ -34,7 +34,7 @@ def sample_tokens(
     Of equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
     -inf, all tokens are equally likely.
 
-    noise: tokens are drawn by numbers of their own, as `annexes/gumbel/sampler.py` explains: of those that are left the
+    noise: tokens are drawn by numbers of their own, as `features/gumbel/sampler.py` says: of those that are left the
     one with the largest -log(-log u) - distance, of equal ones the first.
     """
     vocab_size = logits.shape[1]

@@ -1,0 +1,140 @@
+"""Conversations: messages in a model's chat template become token ids, as `transformers` renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from reference_impl.core.prompts import PromptEncoder
+from reference_impl.features.chat.messages import MessageError, as_messages, plain, with_objects
+from reference_impl.features.chat.templates import ChatTemplates
+from reference_impl.features.chat.tokenizer_files import complete
+
+_OWN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the text that is to be continued, while the template is rendered
+
+ToolChoice = Literal["auto", "none"]
+
+
+def shown_tools(tools: Sequence[Any] | None, choice: Any) -> Sequence[Any] | None:
+    """The tools that the model is shown. MessageError for a choice that would have to be forced on it."""
+    if choice not in (None, "auto", "none"):
+        raise MessageError("tool_choice", f"expected 'auto' or 'none', got {choice!r}: no other is implemented")
+    return None if choice == "none" else tools
+
+
+class ChatEncoder(PromptEncoder):
+    """With the chat templates of the folder, if it has some."""
+
+    def __init__(self, folder: Path | None):
+        super().__init__(folder)
+        if folder is not None and self.tokenizer is not None:
+            complete(self.tokenizer, folder)
+        self.templates = ChatTemplates(folder)
+
+    def tokens_of(self, text: str, **options: Any) -> list[int]:
+        """ValueError also for half a surrogate pair, which no tokenizer can encode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the text has half a surrogate pair at character {error.start}, which is no character"
+            raise ValueError(message) from None
+        return super().tokens_of(text, **options)
+
+    def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer. Arguments: see `chat_text`."""
+        text = self.chat_text(messages, tools, **options)
+        if self.tokenizer is None:
+            raise ValueError(f"{self.where} has no tokenizer.json: chat_text() gives the text")
+        return self.tokens_of(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation in the model's chat template.
+
+        messages: [{"role": ..., "content": ...}], see messages.py. tools: JSON schemas of functions, which the template
+        shows to the model. add_generation_prompt: with the beginning of an answer. continue_final_message: ends where
+        the last message's text ends, without what would close it. chat_template: a template, or the name of one of the
+        model's. chat_template_kwargs: further variables of the template, as enable_thinking or documents.
+        Raises ValueError: MessageError for a message, ChatTemplateError for a template.
+        """
+        from reference_impl.features.chat.sandbox import reads_parts  # and with it Jinja
+
+        if chat_template is None and not self.templates.named:
+            raise ValueError(f"{self.where} has no chat template: use generate() with a plain prompt")
+        template, where = self.templates.choose(chat_template, tools is not None)
+        given = as_messages(messages, reads_parts(template))
+        variables = {
+            "documents": None, **self.templates.special_tokens, **_further(chat_template_kwargs), "messages": given,
+            "tools": None if tools is None else _as_tools(tools), "add_generation_prompt": add_generation_prompt,
+        }  # fmt: skip
+        if not continue_final_message:
+            return _render(template, variables, where)
+        if add_generation_prompt:
+            raise ValueError("continue_final_message continues an answer, add_generation_prompt begins one: choose")
+        if "content" not in template:  # `transformers` asks for it, too
+            raise ValueError(f"{where}: continue_final_message: the template does not read content")
+        continued = _mark(given)
+        return _cut(_render(template, variables, where), continued, where)
+
+
+def _render(template: str, variables: Mapping[str, Any], where: str) -> str:
+    from reference_impl.features.chat.sandbox import ChatTemplateError, render
+
+    try:
+        return render(template, variables, where)
+    except ChatTemplateError:  # maybe it takes a call's arguments as an object only, and some are another text
+        if (messages := with_objects(variables["messages"])) is None:
+            raise
+        return render(template, {**variables, "messages": messages}, where)
+
+
+def _further(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    found: dict[str, Any] = plain(given or {}, "chat_template_kwargs")
+    for name in found:
+        if name in _OWN:
+            raise MessageError(f"chat_template_kwargs.{name}", "is given by the engine: choose it by its own argument")
+    return found
+
+
+def _as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plain(tools, "tools")
+    for number, tool in enumerate(found):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None  # templates know both forms
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            expected = 'expected {"type": "function", "function": {"name", "description", "parameters"}}'
+            raise MessageError(f"tools.{number}", f"{expected}, got {json.dumps(tool)[:100]}")
+    return found
+
+
+def _mark(messages: list[dict[str, Any]]) -> str:
+    """Marks the end of the last message's text, and returns the text."""
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUED
+        return content
+    for part in reversed(content or []):
+        text: str = part["text"]
+        part["text"] = text + _CONTINUED
+        return text
+    raise MessageError(f"messages.{len(messages) - 1}.content", "continue_final_message: there is no text to continue")
+
+
+def _cut(text: str, continued: str, where: str) -> str:
+    """A template may have trimmed the text, and with it the mark's own space."""
+    mark = _CONTINUED.strip()
+    if continued.strip() not in text or mark not in text:
+        raise ValueError(f"{where}: continue_final_message: the template does not write the last message as it is")
+    end = text.rindex(mark)
+    return text[:end] if text[end:].startswith(_CONTINUED) else text[:end].rstrip()

@@ -1,0 +1,128 @@
+"""The chat templates of a model's folder: where they are, what they are called, which one a conversation gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CONFIG, FILE, FURTHER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+
+
+class ChatTemplates:
+    """Of a folder, by name; one alone is "default". special_tokens: what a template may name, as "bos_token".
+
+    None: no folder. Raises ValueError that names the file, and what was expected in it.
+    """
+
+    def __init__(self, folder: Path | None):
+        self.named: dict[str, str] = {}
+        self.special_tokens: dict[str, str] = {}
+        self._places: dict[str, str] = {}
+        if folder is None:
+            return
+        config = read_config(folder / CONFIG)
+        self.special_tokens = special_tokens(config)
+        for name, template in _in_config(config, folder / CONFIG).items():
+            self.named[name], self._places[name] = template, CONFIG
+        files = {"default": folder / FILE} if (folder / FILE).is_file() else {}
+        files |= {file.stem: file for file in sorted((folder / FURTHER).glob("*.jinja"))}
+        if files:  # they stand for all that the config has
+            self.named = {name: _read_text(file) for name, file in files.items()}
+            self._places = {name: str(file.relative_to(folder)) for name, file in files.items()}
+
+    def take(self, file: Path) -> None:
+        """A template from elsewhere stands for all that the folder has. OSError, ValueError for what is no text."""
+        self.named, self._places = {"default": _read_text(file)}, {"default": str(file)}
+
+    def put(self, template: str, where: str, special_tokens: dict[str, str]) -> None:
+        """A template that is no file's. where: as errors call it."""
+        self.named, self._places = {"default": template}, {"default": where}
+        self.special_tokens = special_tokens
+
+    def broken(self) -> list[str]:
+        """Of each template that is no Jinja: which, and why."""
+        from reference_impl.features.chat.sandbox import ChatTemplateError, check  # and with it Jinja
+
+        found = []
+        for name, template in self.named.items():
+            try:
+                check(template, self._place(name))
+            except ChatTemplateError as error:
+                found.append(str(error))
+        return found
+
+    def choose(self, asked: str | None, has_tools: bool) -> tuple[str, str]:
+        """A template, and what errors call it. asked: a template's name, a template itself, or None: "tool_use" where
+        there are tools, else "default". Raises ValueError where there is none."""
+        if asked is not None and asked not in self.named:
+            if "{" in asked:
+                return asked, "the given chat_template"
+            raise ValueError(
+                f"chat_template: expected a Jinja template, or the name of one of this model's: {self._names()}; "
+                f"got {asked!r}"
+            )
+        name = asked or ("tool_use" if has_tools and "tool_use" in self.named else "default")
+        if name not in self.named:
+            raise ValueError(
+                f"this model has several chat templates and none is the default: choose with chat_template= one of "
+                f"{self._names()}"
+            )
+        return self.named[name], self._place(name)
+
+    def _place(self, name: str) -> str:
+        return self._places[name] + ("" if len(self.named) == 1 else f", chat template {name!r}")
+
+    def _names(self) -> str:
+        return ", ".join(map(repr, sorted(self.named))) or "none"
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file}: expected UTF-8, found other bytes at position {error.start}: save it as UTF-8, or take the file "
+            "from the model's publisher again"
+        ) from None
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    again = "take the file from the model's publisher again"
+    try:
+        config = json.loads(_read_text(file))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {error.lineno}: expected JSON: {error.msg}: {again}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: expected a JSON object, got {type(config).__name__}: {again}")
+    return config
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """ "bos_token" and the like; a token is a text, or an object with its text as content."""
+    further = config.get("extra_special_tokens")
+    named = {name: token for name, token in config.items() if name.endswith("_token")}
+    named |= further if isinstance(further, dict) else {}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _in_config(config: dict[str, Any], file: Path) -> dict[str, str]:
+    found = config.get("chat_template")
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
+    if not isinstance(found, list):
+        raise ValueError(f"{file}: chat_template: expected a text or a list, got {type(found).__name__}")
+    named = {}
+    for number, entry in enumerate(found):
+        fields = entry if isinstance(entry, dict) else {}
+        name, template = fields.get("name"), fields.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            expected = 'expected {"name": a text, "template": a text}'
+            raise ValueError(f"{file}: chat_template[{number}]: {expected}, got {json.dumps(entry)[:100]}")
+        named[name] = template
+    return named

@@ -1,0 +1,69 @@
+"""Linear layers beside our Triton kernels: for many tokens cuBLAS, for few one kernel with what stands around."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from reference_impl.features.cpu.by_rows import WeightByRows
+from reference_impl.features.fusion.fusion import Neighbours
+from reference_impl.kernels.fused_linear import fused_linear
+from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
+from reference_impl.kernels.gemm import FEW_TOKENS
+from reference_impl.models.quantization.converted import Converted
+from reference_impl.models.quantization.methods import Fp8, Int4, Int8
+
+
+class TritonLinear(WeightByRows):
+    """y = x W^T + b with W [out_features, in_features], as checkpoints store it: cuBLAS reads either layout equally
+    fast, and our kernels want rows of a weight to lie side by side."""
+
+    few_tokens = FEW_TOKENS  # up to here `fused` may stand for `apply` and its neighbours
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return F.linear(x, params["weight"], params.get("bias"))
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        return fused_linear(x, params["weight"], params.get("bias"), **neighbours)
+
+
+class _EightBits:
+    few_tokens = FEW_TOKENS
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        scales = params["scales"].view(-1)
+        return fused_linear(x, params["weight"], params.get("bias"), weight_scale=scales, **neighbours)
+
+
+class TritonFp8(_EightBits, Fp8):
+    """FP8 that rounds the activations of many tokens only. Of few they stay in 16 bits, with neighbours or without:
+    what is fused is decided by a clock, which must decide nothing but the time."""
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return self.fused(params, x) if len(x) <= self.few_tokens else super().apply(params, x)
+
+
+class TritonInt8(_EightBits, Int8):
+    """int8, for few tokens in one launch with the neighbours."""
+
+
+class TritonInt4(Int4):
+    """int4, for few tokens in one launch with the neighbours."""
+
+    few_tokens = FEW_TOKENS
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        return fused_linear_w4a16(x, params["weight"], params["scales"], params.get("bias"), **neighbours)
+
+
+class TritonStoredInt4(Converted):
+    """int4 of groups of a multiple of 32 inputs, from the checkpoint: for few tokens in one launch with the neighbours.
+    Its one path is `FourBitIntegers`, which holds any such weight."""
+
+    few_tokens = FEW_TOKENS
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        zeros = params.get("zeros")
+        return fused_linear_w4a16(x, params["weight"], params["scales"], params.get("bias"), zeros=zeros, **neighbours)

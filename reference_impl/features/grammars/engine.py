@@ -1,0 +1,58 @@
+"""Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
+(`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
+step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
+row, as far as the grammar allows them: each of its positions has a mask of its own (`guesses.py`).
+
+`announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from reference_impl.features.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound
+from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
+
+
+def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
+    """ValueError where the executor cannot sample under one."""
+    if grammar is not None and not isinstance(executor, TakesMasks):
+        raise ValueError(
+            f"grammar: {type(executor).__name__} samples without masks; it needs finish(ticket, masks), as "
+            "LocalExecutor has"
+        )
+
+
+def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request], overlaps: bool) -> Step:
+    """The step, with takes_masks where one of its rows samples under a grammar; one that `GuessesLater` where guesses
+    depend on it. overlaps: whether it is submitted while another runs."""
+    if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
+        return step
+    step = replace(step, takes_masks=True)
+    return step if overlaps or not are_bound(plan.rows, requests) else GuessesLater(**vars(step))
+
+
+def masks_of(
+    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, guesses: Sequence[Guessed] | None
+) -> Masks:
+    """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
+    each row. TypeError for a grammar that gives no bytes."""
+    rows: list[bytes | None] = []
+    for number, row in enumerate(plan.rows):
+        request, mask = requests[row.request_id], None
+        if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED:
+            output = list(request.output_tokens)
+            mask = masks.known.get((number, ())) or request.grammar.allowed(output)
+            if mask is None:
+                name = type(request.grammar).__name__
+                raise TypeError(
+                    f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
+                )
+            if guesses is not None and not row.drafts and isinstance(mask, bytes):
+                masks.known[number, ()] = mask
+                mask += masks.behind_each(number, guesses[number])
+            for i in range(len(row.drafts)):  # behind each guess its own
+                mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
+        rows.append(mask)
+    return Masks(plan.step_id, tuple(rows))

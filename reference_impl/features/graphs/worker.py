@@ -1,0 +1,160 @@
+"""A worker that replays steps in which every row decodes as CUDA graphs (as vLLM and SGLang do).
+
+Extends `StepRun.stage`, which chooses the graph, `compute`, which replays it, and `sample`: a graph may hold that, too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.core.batch import HostBatch, as_batch
+from reference_impl.core.sampler import SETTINGS, TorchSampler
+from reference_impl.core.staging import Arrays, to_device
+from reference_impl.core.worker import NO_TOKEN, StepRun, Worker, not_finite
+from reference_impl.features.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
+
+
+@dataclass
+class Stats:
+    """Since the executor was made."""
+
+    eager_steps: int = 0
+    replayed_steps: int = 0
+    graphs_captured: int = 0
+
+
+class GraphWorker(Worker):
+    """Eager until `use_graphs`. makes_trees: whether drafts are trees."""
+
+    makes_trees = False
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.graphs: Graphs | None = None
+        self.stats = Stats()
+
+    def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
+        """From now on steps in which all rows decode are replayed. max_rows: requests that run at a time; max_len:
+        positions of one; num_drafts: that a row usually has. Needs attention that takes bounds of lengths, and a cache
+        write that skips negative slots: that of the fused path (writes_and_attends).
+        """
+        this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
+        self.graphs = Graphs(
+            lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
+            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this.hidden(), trees=self.makes_trees,
+        )  # fmt: skip
+
+    @property
+    def samples_in_graphs(self) -> bool:
+        return isinstance(self.sampler, TorchSampler) and self.sampler.captures
+
+    def _captured(self, host: HostBatch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
+        t = {**tensors, **self.slots.look_up(tensors, max(host.context_lens))}
+        batch = as_batch(host, t, self.kv_specs)
+        logits: Tensor = self.model(batch, self.kv_cache, self.attention)
+        if not samples:
+            return logits
+        tokens = self.sampler.choose(logits, t)
+        self.slots.put(t, tokens)
+        return tokens.masked_fill(not_finite(logits), NO_TOKEN)
+
+    def hidden(self) -> Tensor | None:
+        """As of `Graphs`."""
+        return None
+
+    def _ran(self) -> tuple[str, ...]:
+        return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))
+
+    def inert_columns(self, key: GraphKey) -> Arrays:
+        """Of rows that pad: temperature 0 is greedy."""
+        if not key.samples:
+            return {}
+        return self.sampler.columns(np.zeros(key.num_tokens, SETTINGS), np.zeros(key.num_tokens, np.int64))
+
+    def replay(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
+        """As `Graphs.run`; captures the graph if it is the first step of its kind."""
+        assert self.graphs is not None
+        if key not in self.graphs:
+            with self.graphs.recorder.launches():
+                model: Any = self.model  # a FusedDecoder: only its steps are replayed
+                model.tune(key.num_tokens)  # measures which kernels suit so many
+            self.stats.graphs_captured += 1
+        return self.graphs.run(key, arrays)
+
+    @torch.inference_mode()
+    def capture_all(self, longest: int | None = None) -> int:
+        """Captures every graph that sampling without penalties and log-probabilities may need, for contexts of up to
+        `longest` positions: seconds that each would otherwise cost at its first use. Returns how many.
+
+        RuntimeError while the model is watched: a graph would replay the observer's work."""
+        if self.graphs is None:
+            return 0
+        if self.model.watched:
+            raise RuntimeError(
+                "capture_all: expected a model that is not watched; capture after features.watching ends"
+            )
+        before, bound = self.stats.graphs_captured, self.graphs.max_len
+        if longest is not None:
+            bound = longest_bucket(longest, self.graphs.max_len)
+        for key in self.graphs.keys(self.samples_in_graphs):
+            if key.longest <= bound:
+                self.replay(key, inert(key, self.slots.num_slots, self.inert_columns(key)))
+        return self.stats.graphs_captured - before
+
+    def close(self) -> None:
+        """Frees the graphs and their memory; later steps run eagerly."""
+        super().close()
+        if self.graphs is not None:
+            self.graphs.recorder.forget()
+            self.graphs = None
+
+
+class GraphRun(StepRun):
+    worker: GraphWorker
+    key: GraphKey | None = None  # of the graph that computes this step
+
+    def needs_logits(self) -> bool:
+        """Whether tokens cannot be chosen inside a graph, or are not all that is wanted."""
+        return bool(self.step.takes_masks or self.batch.settings["logprobs"].max(initial=-1) >= 0)
+
+    def stage(self) -> None:
+        w, batch = self.worker, self.batch
+        if w.graphs is not None and not w.model.watched:
+            self.key = w.graphs.key(batch, w.samples_in_graphs and not self.needs_logits())
+        if self.key is None:
+            w.stats.eager_steps += 1
+            return super().stage()
+        w.stats.replayed_steps += 1
+        columns = w.sampler.columns(batch.settings, batch.lengths) if isinstance(w.sampler, TorchSampler) else {}
+        # What the graph does not read: of drafts, and of sampling outside.
+        others = {name: array for name, array in batch.arrays.items() if name.startswith("draft.")}
+        self.tensors = to_device(others if self.key.samples else others | columns, w.model.device)
+        batch.arrays.update(columns)
+
+    def compute(self) -> None:
+        w, key = self.worker, self.key
+        if key is None:
+            return super().compute()
+        arrays = padded(self.batch.arrays, key, w.slots.num_slots, w.inert_columns(key))
+        out, inputs, self.ran = w.replay(key, arrays)
+        num = len(self.batch.sampling)
+        self.logits = self.scores = out[:num]  # tokens, where the graph samples
+        self.tensors = {**inputs, **self.tensors}
+        if not key.samples:
+            slots, lens = ("sampling_slots", "sampling_lens") if key.tokens_per_row > 1 else ("slots", "query_lens")
+            slot = inputs[slots][:num]
+            position = w.slots.computed.index_select(0, slot) + inputs[lens][:num]
+            self.tensors |= {"sampling_slots": slot, "sample_positions": position}
+
+    def sample(self) -> None:
+        if self.key is not None and self.key.samples:
+            self.take(self.logits)
+        else:
+            super().sample()

@@ -1,0 +1,45 @@
+"""Samplers that are called with logits and requests, and wait: biases, penalties, whose texts are counted anew, and the
+choice. (What min_tokens rules out is ruled out before a sampler is called.)
+
+Extends `TorchSampler`, or a class beside it, by the call that `interfaces.Sampler` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from reference_impl.core.sampler import SETTINGS, TorchSampler, report, settings_of
+from reference_impl.core.staging import to_device
+from reference_impl.features.biases.biases import bias_arrays, biased
+from reference_impl.features.penalties.counts import TokenCounts, has_penalties, penalised
+from reference_impl.interfaces import Asking, Sampled
+
+
+class CalledSampler(TorchSampler):
+    """`TorchSampler`, and a `Sampler`."""
+
+    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
+        """Chooses the next token of each request. logits [len(requests), vocab_size]."""
+        settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
+        lengths = np.array([r.num_tokens for r in requests], np.int64)
+        columns = to_device({**self.columns(settings, lengths), "sample_positions": lengths}, logits.device)
+        tokens = self.choose(apply_penalties(logits, requests), columns)
+        logprobs = report(logits, tokens, settings["logprobs"])
+        return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
+
+
+def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
+    """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties, behind logit_bias; a
+    new tensor where any is set."""
+    arrays = bias_arrays([request.sampling for request in requests])
+    if arrays is not None:
+        logits = biased(logits, arrays)
+    counts = TokenCounts(logits.device)
+    for place, request in enumerate(requests):
+        if has_penalties(request.sampling):
+            counts.open(place, request.tokens, request.num_prompt_tokens)
+    penalties = counts.of(range(len(requests)), [r.sampling for r in requests])
+    return logits if penalties is None else penalised(logits, penalties)

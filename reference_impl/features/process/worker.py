@@ -1,0 +1,390 @@
+"""A worker in a process of its own: steps go there as messages, replies come back.
+
+The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
+they compare what must be the same in both (`Facts`). A worker that fails, or whose process ends, is an error that
+names the step and the rank, and so is one that does not answer a step in time; when a planner's process ends, its
+worker's ends too, even if it is stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+from reference_impl.features.grammars.guesses import AskMasks, Guessed, ShowsGuesses
+from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
+
+PROTOCOL = 6  # version of the messages; raised when one changes its meaning
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What planner and worker must agree on. model: see `fingerprint`."""
+
+    model: str
+    kv_specs: tuple[KVSpec, ...]
+    num_blocks: int
+    num_host_blocks: int
+    max_num_seqs: int
+    max_len: int
+    page_store: bool  # whether there is one
+    protocol: int = PROTOCOL
+
+    def check(self, worker: Facts) -> None:
+        """ValueError with each difference."""
+        found = [(field.name, getattr(self, field.name), getattr(worker, field.name)) for field in fields(Facts)]
+        wrong = [f"{name}: expected {mine!r}, the worker has {its!r}" for name, mine, its in found if mine != its]
+        if wrong:
+            raise ValueError(
+                "this worker belongs to another engine; start it from the same model folder, options and version. "
+                + "; ".join(wrong)
+            )
+
+
+def fingerprint(config: Any, dtype: Any, weights: str = "") -> str:
+    """Of a model's configuration, dtype and weights (see `weights_of`), 32 hexadecimal digits. Without weights two
+    checkpoints of one shape are alike to it: enough where nothing is kept."""
+    return hashlib.sha256(f"{config!r} {dtype} {weights}".encode()).hexdigest()[:32]
+
+
+class WorkerError(RuntimeError):
+    """A step failed in a worker, or the worker is gone. step_id: None where it was not about a step."""
+
+    def __init__(self, text: str, step_id: int | None, rank: int):
+        super().__init__(text)
+        self.step_id, self.rank = step_id, rank
+
+
+class WorkerProcess:
+    """An executor whose work is done elsewhere. `make()`, run there, gives the executor that does it and its `Facts`;
+    it is pickled, so it is a function of a module, or a partial of one.
+
+    rank: which of several workers it is. step_seconds: how long a step may take; None: as long as it likes. ValueError
+    where `make` raises ValueError or OSError, with their words;
+    WorkerError for what else it raises, or where the process ends before it is ready.
+    """
+
+    follows_options = False  # whether `make` has the options of the engine that plans
+
+    def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
+        self.rank, self.step_seconds = rank, step_seconds
+        self._waits = False  # whether the step that was sent last waits for its masks
+        self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
+        self._process, mine = start_beside(__name__, str(rank))
+        self._connection = Connection(mine.detach())
+        try:
+            self._connection.send_bytes(pickle.dumps(make))
+            self.facts, self._max_in_flight = self._received()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def max_in_flight(self) -> int:
+        return int(self._max_in_flight)
+
+    def submit(self, step: Step) -> int:
+        """Sends it without waiting."""
+        try:
+            self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._gone(step.step_id) from None
+        if self._waits:  # its masks never came, so it is not answered
+            self._in_flight.pop()
+        self._waits = step.takes_masks
+        self._in_flight.append(step.step_id)
+        return step.step_id
+
+    def finish(self, ticket: int, masks: Masks) -> None:
+        """Sends them without waiting."""
+        self._waits = False
+        try:
+            self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._gone(ticket) from None
+
+    def guesses(self, ticket: int, ask: AskMasks) -> Sequence[Guessed]:
+        """As of `guesses.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+        if list(self._in_flight) != [ticket]:
+            raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
+        message: Any = ticket
+        while True:
+            try:
+                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            except OSError:
+                raise self._gone(ticket) from None
+            what, found = self._message(ticket)
+            if what != "masks":
+                guesses: Sequence[Guessed] = found
+                return guesses
+            message = list(ask(found))
+
+    def collect(self, ticket: int) -> Reply:
+        """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
+        if not self._in_flight or self._in_flight[0] != ticket:
+            raise RuntimeError(f"step {ticket} is collected, and in flight are {list(self._in_flight)}, oldest first")
+        self._in_flight.popleft()
+        reply = self._received(ticket)
+        assert isinstance(reply, Reply)
+        if reply.step_id != ticket:
+            raise WorkerError(f"worker {self.rank} replied to step {reply.step_id}, not {ticket}", ticket, self.rank)
+        return reply
+
+    def _received(self, step_id: int | None = None) -> Any:
+        return self._message(step_id)[1]
+
+    def _message(self, step_id: int | None) -> tuple[str, Any]:
+        try:
+            if step_id is not None and not self._connection.poll(self.step_seconds):
+                raise self._late(step_id)
+            what, content = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._gone(step_id) from None
+        if what == "refused":
+            raise ValueError(content)
+        if what == "failed":
+            where = "before it was ready" if step_id is None else f"in step {step_id}"
+            raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
+        return what, content
+
+    def _late(self, step_id: int) -> WorkerError:
+        """Ends the process: what it might still answer belongs to no step any more."""
+        self._process.kill()
+        self._process.wait()
+        return WorkerError(
+            f"worker {self.rank} (process {self.pid}) had not answered step {step_id} after {self.step_seconds} s, and "
+            "was ended; it was stopped, or its step takes longer than step_seconds allows",
+            step_id,
+            self.rank,
+        )
+
+    def _gone(self, step_id: int | None) -> WorkerError:
+        by = how_it_ended(self._process)
+        when = "before it was ready" if step_id is None else f"before step {step_id} was done"
+        return WorkerError(
+            f"worker {self.rank} (process {self.pid}) {by} {when}: what its cache held is lost. Start a new worker and "
+            "a new engine; a request without penalties goes on with the same text if its tokens so far"
+            " are the prompt, and its seed is the same",
+            step_id,
+            self.rank,
+        )
+
+    def close(self) -> None:
+        """Ends the process; idempotent."""
+        self._connection.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_beside(module: str, *words: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process that runs `module`, and this end of the socket between the two. Its first argument is the number of
+    the other end; `words` are the others."""
+    mine, theirs = socket.socketpair()
+    command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # so that what is pickled is found there
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+    return process, mine
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """Waits for its end."""
+    code = process.wait()
+    return f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+
+
+def end_with_the_other(number: int) -> None:
+    """From now on this process is killed when the other end of socket `number` is closed, even in the middle of a step,
+    and even if it is stopped: by a child that does nothing else, and ends with it."""
+    ends_with_this, kept = os.pipe()  # `kept` stays open as long as this process
+    this = os.getpid()
+    if os.fork():
+        os.close(ends_with_this)
+        return
+    try:
+        os.close(kept)
+        hung_up = select.poll()
+        for each in (number, ends_with_this):
+            hung_up.register(each, 0)
+        if all(each == number for each, _ in hung_up.poll()):  # and this process has not ended itself
+            os.kill(this, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has, meanwhile
+    finally:
+        os._exit(0)
+
+
+def ignore_signals() -> None:
+    """A terminal or a service sends these to all its processes; the one at the other end decides when to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+# --- in that process ------------------------------------------------------------------------------------------------
+
+
+# A step; its masks; its number, where its guesses are asked for; masks that these depend on; None: the end.
+Message: TypeAlias = Step | Masks | int | list[bytes | None] | None
+
+
+class _Inbox:
+    """What came, in order, of which the last one that was taken can be put back."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.taken: list[Message] = []
+
+    def put(self, message: Message) -> None:
+        self.queue.put(message)
+
+    def put_back(self, message: Message) -> None:
+        self.taken.append(message)
+
+    def next(self) -> Message:
+        return self.taken.pop() if self.taken else self.queue.get()
+
+    def is_empty(self) -> bool:
+        return not self.taken and self.queue.empty()
+
+
+class _Abandoned(Exception):
+    """Masks were asked for, and something else came: the other end has given the step up, or is gone."""
+
+
+def serve(connection: Connection, executor: Executor) -> None:
+    """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
+    one that fails is answered with its traceback."""
+    messages = _Inbox()
+    threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
+    running: deque[_Submitted] = deque()
+    while True:
+        while not running or running[0].waits or (not messages.is_empty() and len(running) < executor.max_in_flight):
+            message = messages.next()
+            if message is None:
+                return
+            if isinstance(message, Step):
+                if running and running[-1].waits:  # abandoned: a grammar failed before there were masks
+                    running.pop()
+                running.append(_submit(executor, message))
+            elif isinstance(message, int):
+                _answer(connection, messages, executor, running, message)
+            elif isinstance(message, Masks):
+                _finish(executor, running, message)
+        oldest = running.popleft()
+        try:
+            failed = oldest.failed is not None
+            answer = ("failed", oldest.failed) if failed else ("reply", executor.collect(oldest.ticket))
+        except Exception:
+            answer = ("failed", traceback.format_exc())
+        try:
+            connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            return
+
+
+def _answer(
+    connection: Connection, messages: _Inbox, executor: Executor, running: deque[_Submitted], step_id: int
+) -> None:
+    """The guesses of a step that waits for masks; nothing where it failed: that was answered instead."""
+
+    def ask(texts: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[bytes | None]:
+        connection.send_bytes(pickle.dumps(("masks", texts), pickle.HIGHEST_PROTOCOL))
+        answer = messages.next()
+        if not isinstance(answer, list):
+            messages.put_back(answer)
+            raise _Abandoned
+        return answer
+
+    for submitted in running:
+        if submitted.step_id == step_id and submitted.waits:
+            assert isinstance(executor, ShowsGuesses)
+            try:
+                answer: tuple[str, Any] = "guesses", executor.guesses(submitted.ticket, ask)
+            except _Abandoned:
+                return
+            except Exception:
+                answer = "failed", traceback.format_exc()
+            connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+
+
+@dataclass
+class _Submitted:
+    step_id: int
+    ticket: Any = None
+    failed: str | None = None  # a traceback
+    waits: bool = False  # for masks
+
+
+def _submit(executor: Executor, step: Step) -> _Submitted:
+    try:
+        return _Submitted(step.step_id, executor.submit(step), waits=step.takes_masks)
+    except Exception:
+        return _Submitted(step.step_id, failed=traceback.format_exc())
+
+
+def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> None:
+    """Drops masks of a step that failed and was answered."""
+    for submitted in running:
+        if submitted.step_id == masks.step_id and submitted.waits:
+            submitted.waits = False
+            try:
+                if not isinstance(executor, TakesMasks):
+                    raise TypeError(f"{type(executor).__name__} has no finish(ticket, masks)")
+                executor.finish(submitted.ticket, masks)
+            except Exception:
+                submitted.failed = traceback.format_exc()
+
+
+def _read(connection: Connection, messages: _Inbox) -> None:
+    """In its own thread: a long step can be received while a long reply is sent, or both ends would wait."""
+    while True:
+        try:
+            messages.put(pickle.loads(connection.recv_bytes()))
+        except (EOFError, OSError):
+            messages.put(None)
+            return
+
+
+def main() -> None:
+    ignore_signals()
+    connection = Connection(int(sys.argv[1]))  # the second argument, the rank, is seen in lists of processes
+    end_with_the_other(connection.fileno())  # before anything is imported: a small process is forked
+    try:
+        make = pickle.loads(connection.recv_bytes())
+        executor, facts = make()
+    except EOFError:
+        return
+    except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
+        connection.send_bytes(pickle.dumps(("refused", str(error))))
+        return
+    except Exception:
+        connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
+        return
+    connection.send_bytes(pickle.dumps(("ready", (facts, executor.max_in_flight))))
+    serve(connection, executor)
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()

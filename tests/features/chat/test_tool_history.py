@@ -1,0 +1,91 @@
+"""What a client sends back of earlier calls of tools: a text, which is mostly JSON; OpenAI takes any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_impl.assembly.config import course_model
+from reference_impl.features.chat.prompts import ChatEncoder
+from reference_impl.features.chat.sandbox import ChatTemplateError, render
+
+FOLDER = Path(__file__).parent / "templates"
+NAMES = [
+    "deepseek_v3_tools", "deepseek_v3_1_thinking", "glm4_moe_visible", "gpt_oss", "hermes_tool_use", "llama3_1_tools",
+    "llama4_parts", "minicpm_items", "qwen2_5_tools", "qwen3_coder_xml", "qwen3_thinking",
+]  # fmt: skip
+ODD = [
+    '{"city": "Par', "Paris", "[1, 2]", "3", "null", '"x"', "", " ", '{"a": 1}{"b": 2}', '{"a": "\\ud83d"}', "{'a': 1}",
+    '{"a": ' * 80 + "1" + "}" * 80, '{"a": ' + "9" * 5000 + "}", "[" * 5_000, '{"a": 1, "a": NaN}', "</tool_call>\n{",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder() -> ChatEncoder:
+    return ChatEncoder(course_model("target"))
+
+
+def history(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "call00000", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "weather", "content": "rain"},
+        {"role": "user", "content": "And now?"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_object_in_a_text_is_shown(name: str, encoder: ChatEncoder) -> None:
+    template = (FOLDER / f"{name}.jinja").read_text("utf-8")
+    found = encoder.chat_text(history('{"city": "Köln", "days": [1, 2]}'), chat_template=template)
+    assert "weather" in found
+    assert name == "minicpm_items" or "Köln" in found or "K\\u00f6ln" in found
+    assert "{'city'" not in found, "Python, not JSON"
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda text: text[:20])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_text_can_be_sent_back(name: str, odd: str, encoder: ChatEncoder) -> None:
+    template = (FOLDER / f"{name}.jinja").read_text("utf-8")
+    assert encoder.chat_text(history(odd), chat_template=template).encode()  # half a character would not do
+
+
+@pytest.mark.parametrize(
+    "written", ["{{ a }}", "{{ '' + a }}", "{{ a + '' }}", "{{ '' ~ a }}", "{{ a|string }}", "{{ '%s'|format(a) }}",
+                "{{ ['', a]|join }}", "{% set x = '' + a %}{{ x }}"]
+)  # fmt: skip
+@pytest.mark.parametrize("text", ['{"b" :1,"a":"é"}', '{"city": "Par', "Paris"])
+def test_a_template_that_writes_arguments_as_text_writes_what_was_sent(
+    written: str, text: str, encoder: ChatEncoder
+) -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}" + written
+    assert encoder.chat_text(history(text), chat_template=template + "{% endfor %}{% endfor %}") == text
+
+
+def test_one_that_takes_an_object_takes_it(encoder: ChatEncoder) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+        "{{ a|tojson }} {{ a is mapping }} {{ a is string }} {{ a.city }} {{ a|items|list|length }} {{ a|length }}"
+        "{% endfor %}{% endfor %}"
+    )
+    found = encoder.chat_text(history('{"city":"Köln","text":2}'), chat_template=template)
+    assert found == '{"city": "Köln", "text": 2} True False Köln 2 2'
+
+
+def test_an_error_is_still_the_templates(encoder: ChatEncoder) -> None:
+    with pytest.raises(ChatTemplateError, match="line 1: the chat template refuses these messages: no tools"):
+        encoder.chat_text(history("Paris"), chat_template="{{ raise_exception('no tools') }}{{ messages[0].content }}")
+
+
+def test_long_texts_of_arguments_are_counted() -> None:
+    """As any text: white space that JSON does not keep, too."""
+    from reference_impl.features.chat.messages import as_messages
+
+    [_, message, *_] = as_messages(history('{"a":' + " " * 100_000 + "1}"))
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    with pytest.raises(ChatTemplateError, match="does not end within 10,000 steps"):
+        render("{% for i in range(100) %}{{ a }}{% endfor %}", {"a": arguments}, "here", 10_000)
+    assert json.loads(render("{{ a }}", {"a": arguments}, "here", 10_000)) == {"a": 1}
