@@ -256,8 +256,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         if sampling.bad_words:
             if self.tokenizer is None or options.get("grammar") is not None:
                 raise ValueError("bad_words: expected a model with a tokenizer, and no grammar beside them")
-            words = BadWords(sampling.bad_words, self.tokenizer, self.engine.model.config.vocab_size)
-            options["grammar"] = words
+            config = self.engine.model.config
+            options["grammar"] = BadWords(sampling, self.tokenizer, config.vocab_size, config.eos_token_ids)
         first = cast(Generation, super().start(cast(Prompt, prompt), sampling, **options))
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         first.prompt = text if isinstance(text, str) else None

@@ -40,7 +40,8 @@ class SamplingParams:
     include_stop_str_in_output: the text keeps the stop string, or stop token, that ended it. skip_special_tokens: the
     text leaves special tokens out, so that, as in vLLM, a stop string that is one ends nothing: with False it does, and
     so does its id in stop_token_ids. detokenize False: token ids only, no text and no stop strings.
-    bad_words: the token that would complete one of these strings is not drawn; of `LLM`, which has the tokenizer.
+    bad_words: the token that would complete one of these strings is not drawn, as the tokenizer of `LLM` or a server
+    spells it at a text's start and behind a space.
     """
 
     max_tokens: int = 128

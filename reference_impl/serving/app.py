@@ -261,8 +261,7 @@ class _Server:
             return make()
         except ValueError as error:
             message = str(error).removeprefix("SamplingParams.")  # the name of a field of the body, too
-            named = re.match(r"\w+(?=: )", message)
-            raise Refused(400, message, param=named and named[0], code="invalid_value") from None
+            raise Refused(400, message, param=_named_in(message), code="invalid_value") from None
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.config.model_name):
@@ -291,7 +290,7 @@ class _Server:
             return await self.runner.start(name, prompts, sampling, **options)
         except ValueError as error:
             code = "context_length_exceeded" if "tokens" in str(error) else None
-            raise Refused(400, str(error), param=field, code=code) from None
+            raise Refused(400, str(error), param=_named_in(str(error)) or field, code=code) from None
         except Overloaded as error:
             retry = {"Retry-After": str(RETRY_SECONDS)}
             raise Refused(429, f"{error}: try again in a moment", headers=retry) from None
@@ -364,3 +363,9 @@ def _said_to_be_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
+
+
+def _named_in(message: str) -> str | None:
+    """The field that an error's text begins with."""
+    named = re.match(r"\w+(?=: )", message)
+    return named and named[0]

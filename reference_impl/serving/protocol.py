@@ -38,8 +38,9 @@ Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
-MAX_BIASES, MAX_ALLOWED = 1024, 16_384
+MAX_BIASES, MAX_ALLOWED, MAX_BAD_WORDS = 1024, 16_384, 256
 MAX_MESSAGES, MAX_FIELDS, MAX_INPUTS = 10_000, 100, 2048
+BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS, pattern=r"\S")]
 
 # What OpenAI's clients may send and this server cannot do. A value that changes nothing is accepted.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -49,7 +50,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
     "use_beam_search": (None, False), "length_penalty": (None, 1), "spaces_between_special_tokens": (None, True),
-    "bad_words": (None, []), "truncate_prompt_tokens": (None,),
+    "truncate_prompt_tokens": (None,),
 }  # fmt: skip
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -134,6 +135,9 @@ class _Sampling(BaseModel):
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, description="no other is drawn")] | None
     ) = None
+    bad_words: Annotated[
+        list[BadWord], Field(max_length=MAX_BAD_WORDS, description="the token that would complete one is not drawn")
+    ] = Field(default_factory=list)
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -203,6 +207,7 @@ class _Sampling(BaseModel):
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
         )
 
 

@@ -28,7 +28,7 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
 
 EXTRA = (
     "allowed_token_ids", "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
-    "ignore_eos", "top_k",
+    "ignore_eos", "top_k", "bad_words",
 )  # fmt: skip
 FREE: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 
@@ -44,6 +44,7 @@ FREE: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
         ({"stop": ["("], "include_stop_str_in_output": True}, {"stop": ["("], "include_stop_str_in_output": True}),
         ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
         ({"allowed_token_ids": [300, 301, 17], "seed": 2}, {"allowed_token_ids": (300, 301, 17), "seed": 2}),
+        ({"bad_words": ["return", " x"]}, {"bad_words": ["return", " x"]}),
     ],
     ids=str,
 )
