@@ -27,18 +27,18 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Replacement(_Strict):
+class Replacement(Strict):
     """`old` stands exactly once in the cell and becomes `new`."""
 
     old: Text
     new: str
 
 
-class Option(_Strict):
+class Option(Strict):
     """One way a convention can be. says: the convention in a sentence. fails: the checks a public solution loses."""
 
     name: Name
@@ -47,7 +47,7 @@ class Option(_Strict):
     cells: Annotated[dict[str, Annotated[list[Replacement], Field(min_length=1)]], Field(min_length=1)]
 
 
-class Convention(_Strict):
+class Convention(Strict):
     """about: what is agreed on. Options do not hold the public form, which is the source itself."""
 
     name: Name  # of the file

@@ -9,6 +9,11 @@ Every case runs directly and, with neither of these, through the examiner, as in
 and mutants are tried too, with options that are drawn together. A cell of theirs that an option changes takes the same
 replacements. Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are
 named. What is left out is proven for the public form only.
+
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache --values
+
+For each option, or with --sample X one of each convention, directly: its mutants in the folder's `options.yaml`, which have
+its form and another value, fail the checks they say and no other.
 """
 
 from __future__ import annotations
@@ -20,6 +25,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
 
 from grader.examination.examiner import examine, prepare
 from grader.examination.intake import Submission
@@ -27,6 +36,10 @@ from grader.isolation.launcher import Launcher
 from grader.labs.convention import (
     Convention,
     Option,
+    Replacement,
+    Strict,
+    Text,
+    applied,
     applied_where_touched,
     load_conventions,
     private_lab,
@@ -37,6 +50,7 @@ from grader.labs.lab import Lab, LabError
 from grader.proofs.proof import (
     LIMITS,
     Case,
+    Reached,
     cases,
     compute_as_in_a_learners_process,
     kept_kernels,
@@ -44,6 +58,54 @@ from grader.proofs.proof import (
 )
 
 SECRET = b"proof"
+WRONG_VALUES = "options.yaml"
+
+
+class WrongValue(Strict):
+    """A solution in an option's form that is wrong in what the option adds. cells: replacements in the private
+    reference; fails: the checks that see it, exactly."""
+
+    fault: Text
+    fails: Annotated[list[Text], Field(min_length=1)]
+    cells: Annotated[dict[str, Annotated[list[Replacement], Field(min_length=1)]], Field(min_length=1)]
+
+
+def wrong_values(folder: Path) -> dict[tuple[str, str], list[WrongValue]]:
+    """Of each (convention, option) the mutants that the folder's `options.yaml` has. Raises LabError, OSError."""
+    path = folder / WRONG_VALUES
+    try:
+        found = TypeAdapter(dict[str, dict[str, list[WrongValue]]]).validate_python(
+            yaml.safe_load(path.read_text("utf-8"))
+        )
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise LabError(f"{path}: {error}") from None
+    return {
+        (convention, option): mutants for convention, options in found.items() for option, mutants in options.items()
+    }
+
+
+def wrong_value_cases(source: Path, option: Option, mutants: Sequence[WrongValue]) -> list[Case]:
+    """The mutants of an option as submissions to the lab with this option alone. Raises LabError where one does not
+    fit its text."""
+    solved = {cell.grade_id: cell.source for cell in private_lab(source, (option,)).of_kind("solution")}
+    found = []
+    for mutant in mutants:
+        as_option = option.model_copy(update={"name": f"{option.name}, mutant", "cells": mutant.cells})
+        answers = applied(solved, [as_option])
+        found.append(Case(mutant.fault, "mutant", Submission(answers), frozenset(mutant.fails), mutant.fault))
+    return found
+
+
+def prove_values(source: Path, option: Option, mutants: Sequence[WrongValue]) -> Proof:
+    """The mutants of an option, directly, by the checks that their cells have to do with."""
+    proof = Proof((option,))
+    reached = Reached(private_lab(source, (option,)))
+    for case in wrong_value_cases(source, option, mutants):
+        lab = reached.by(case.submission)
+        for check in sorted(case.fails - {cell.grade_id for cell in lab.of_kind("check")}):
+            proof.problems.append(f"{option.name}: {check} has nothing to do with mutant {case.name!r}")
+        _run(lab, case, None, proof)
+    return proof
 
 
 @dataclass
@@ -132,10 +194,13 @@ def main() -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--values", action="store_true")
     parser.add_argument("--sample", metavar="SEED")
     arguments = parser.parse_args()
     compute_as_in_a_learners_process()
     source, sample = arguments.source, arguments.sample
+    if arguments.values:
+        return _values(source, arguments.folder or parser.error("--values needs the folder of the mutants"), sample)
     together = arguments.together or sample is not None
     conventions, broken = load_conventions(source) if together else validate(source), 0
     covered = list(covering(conventions))
@@ -163,6 +228,20 @@ def main() -> int:
         least, most = public_points(private_lab(source, ()), conventions)
         print(f"a public solution earns {least:g} to {most:g} points, as the course draws")
     print("every case is as it must be" if conventions and not broken else f"{broken} draws have problems")
+    return 1 if broken else 0
+
+
+def _values(source: Path, folder: Path, sample: str | None) -> int:
+    mutants, broken = wrong_values(folder), 0
+    with kept_kernels():
+        for convention in load_conventions(source):
+            drawn = convention.options if sample is None else [random.Random(sample).choice(convention.options)]
+            for option in drawn:
+                proof = prove_values(source, option, mutants.get((convention.name, option.name), ()))
+                print(f"{convention.name}, {option.name}: {proof.num_cases} mutants")
+                print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="", flush=True)
+                broken += bool(proof.problems)
+    print("every case is as it must be" if not broken else f"{broken} options have problems")
     return 1 if broken else 0
 
 

@@ -141,8 +141,8 @@ def verdict(kept, token):
     return kept, token
 
 
-def guesses_of(what, seen):
-    """The guesses in an answer of propose_ngram."""
+def guesses_of(what, seen, found=None):
+    """The guesses in an answer of propose_ngram. found: as in check_proposed, where the right answer is known."""
     return ints_of(what, seen)
 
 
@@ -158,8 +158,8 @@ def sees_of(what, seen, n):
     return values == 1
 
 
-def rolled_of(what, seen):
-    """(blocks of the table, freed blocks) from an answer of roll_back."""
+def rolled_of(what, seen, unused):
+    """(blocks of the table, freed blocks) from an answer of roll_back. unused: slots of its table that hold nothing."""
     assert is_pair(seen), f"{what}: expected a pair (table, freed), saw {seen!r:.100}"
     return ints_of(f"{what}, the table", seen[0]), ints_of(f"{what}, what is freed", seen[1])
 
@@ -185,11 +185,16 @@ def judged(p, q, drafts, u):
     return kept, token, numbers.given
 
 
-def check_proposed(tokens, k, lengths, expected):
-    seen = guesses_of("propose_ngram", unchanging("propose_ngram", propose_ngram)(list(tokens), k, *lengths))
-    what = f"text {tokens if len(tokens) < 30 else f'of {len(tokens)} tokens'}, k = {k}, n from {lengths[0]} to {lengths[1]}"
+def check_proposed(tokens, k, lengths, found):
+    """found: (how many tokens the right pattern has, the place in the text from which is copied); None: no guess."""
+    n, place = found or (0, len(tokens))
+    text = str(tokens) if len(tokens) < 30 else f"of {len(tokens)} tokens that ends with {tokens[-8:]}"
+    what = f"text {text}, k = {k}, n from {lengths[0]} to {lengths[1]}"
+    answer = unchanging("propose_ngram", propose_ngram)(list(tokens), k, *lengths)
+    seen, expected = guesses_of(what, answer, (n, place) if found else (0, -1)), tokens[place : place + k]
+    why = f"{tokens[len(tokens) - n :]} was followed by {expected} at position {place}" if found else "nothing to copy"
     print(f"{what}: {seen}")
-    assert seen == expected, f"{what}: expected {expected}, saw {seen}"
+    assert seen == expected, f"{what}: expected {expected} ({why}), saw {seen}"
 
 
 def check_token(p, q, drafts, u, kept, token):
@@ -255,32 +260,32 @@ def propose_ngram(tokens, k, longest, shortest):
 # hint: the outer loop is over n, from longest to shortest; the inner one over places, from the right.
 # explanation: Text 1 2 9 . 2 7 . 1 2: with n = 2 the pattern 1 2 stands at the front, followed by 9; with n = 1 the
 #   pattern 2 was followed by 7 more recently. The longer pattern counts, since it says more about where the text is.
-check_proposed([5, 6, 7, 8, 9, 5, 6], 3, (2, 2), [7, 8, 9])
-check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (2, 1), [9, 4])  # the longer pattern counts
-check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (1, 1), [7, 4])
-check_proposed([3, 4, 1, 3, 4, 2, 3, 4], 2, (2, 1), [2, 3])  # the most recent one
-check_proposed([8, 3, 4, 1, 0, 3, 4, 2, 3, 4], 4, (3, 1), [2, 3, 4])  # no occurrence with n = 3
-check_proposed([6, 6, 6, 6], 2, (2, 1), [6])  # the most recent one overlaps the end
+check_proposed([5, 6, 7, 8, 9, 5, 6], 3, (2, 2), (2, 2))
+check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (2, 1), (2, 2))  # the longer pattern counts
+check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (1, 1), (1, 5))
+check_proposed([3, 4, 1, 3, 4, 2, 3, 4], 2, (2, 1), (2, 5))  # the most recent one
+check_proposed([8, 3, 4, 1, 0, 3, 4, 2, 3, 4], 4, (3, 1), (2, 7))  # no occurrence with n = 3
+check_proposed([6, 6, 6, 6], 2, (2, 1), (2, 3))  # the most recent one overlaps the end
 
 
 ### BEGIN HIDDEN TESTS
-def lookup(tokens, k, longest, shortest):
+def lookup(tokens, longest, shortest):
     for n in range(longest, shortest - 1, -1):
         ends = [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
         if ends:
-            return tokens[max(ends) : max(ends) + k]
-    return []
+            return n, max(ends)
+    return None
 
 
 draw_numbers = rng("check_ngram_match")
-check_proposed([0, 0, 7, 1, 5, 0, 0, 8, 1, 6, 0, 0], 2, (2, 1), [8, 1])  # token 0
+check_proposed([0, 0, 7, 1, 5, 0, 0, 8, 1, 6, 0, 0], 2, (2, 1), (2, 7))  # token 0
 for _ in range(14):
     size, vocab = random_int(4, 40, draw_numbers), random_int(2, 4, draw_numbers)
     tokens = [random_int(0, vocab - 1, draw_numbers) for _ in range(size)]
     longest = random_int(1, 4, draw_numbers)
     lengths, k = (longest, random_int(1, longest, draw_numbers)), random_int(1, 6, draw_numbers)
-    check_proposed(tokens, k, lengths, lookup(tokens, k, *lengths))
-check_proposed([1, 2, 1, 9, 1, 2, 1, 2, 1], 3, (3, 3), [2, 1])  # the most recent of three tokens overlaps the end
+    check_proposed(tokens, k, lengths, lookup(tokens, *lengths))
+check_proposed([1, 2, 1, 9, 1, 2, 1, 2, 1], 3, (3, 3), (3, 7))  # the most recent of three tokens overlaps the end
 ### END HIDDEN TESTS
 
 
@@ -291,30 +296,30 @@ check_proposed([1, 2, 1, 9, 1, 2, 1, 2, 1], 3, (3, 3), [2, 1])  # the most recen
 # explanation: Text 1 1 1 with n = 1: the most recent earlier 1 is the second, and one token follows it. With n = 2
 #   the pattern 1 1 occurs at the front, overlapping the end, and the last 1 follows it. A text of one token has nothing
 #   before its end, so there are no guesses.
-check_proposed([7, 1, 7, 1], 5, (2, 1), [7, 1])  # fewer than k are left
-check_proposed([1, 1, 1], 3, (1, 1), [1])  # it overlaps the end
-check_proposed([1, 1, 1], 3, (2, 2), [1])
-check_proposed([1, 2, 3, 4], 3, (3, 1), [])  # no occurrence
-check_proposed([1, 2, 1, 2], 0, (2, 1), [])
-check_proposed([4], 3, (3, 1), [])
-check_proposed([], 3, (2, 1), [])
-check_proposed([6, 5, 6, 6, 5], 1, (4, 2), [6])  # k = 1; the text is hardly longer than the pattern
+check_proposed([7, 1, 7, 1], 5, (2, 1), (2, 2))  # fewer than k are left
+check_proposed([1, 1, 1], 3, (1, 1), (1, 2))  # it overlaps the end
+check_proposed([1, 1, 1], 3, (2, 2), (2, 2))
+check_proposed([1, 2, 3, 4], 3, (3, 1), None)  # no occurrence
+check_proposed([1, 2, 1, 2], 0, (2, 1), None)
+check_proposed([4], 3, (3, 1), None)
+check_proposed([], 3, (2, 1), None)
+check_proposed([6, 5, 6, 6, 5], 1, (4, 2), (2, 2))  # k = 1; the text is hardly longer than the pattern
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_ngram_ends")
-check_proposed([2, 1, 2, 1], 4, (2, 2), [2, 1])
-check_proposed([1, 2, 5, 1, 2], 4, (2, 2), [5, 1, 2])
-check_proposed([3, 3], 4, (2, 1), [3])
-check_proposed([3, 3], 4, (2, 2), [])
-check_proposed([3, 4, 3], 9, (8, 1), [4, 3])
-check_proposed([1, 2, 1], 3, (2, 2), [])
-check_proposed([1, 9, 1, 8, 1, 8, 1], 1, (1, 1), [8])
+check_proposed([2, 1, 2, 1], 4, (2, 2), (2, 2))
+check_proposed([1, 2, 5, 1, 2], 4, (2, 2), (2, 2))
+check_proposed([3, 3], 4, (2, 1), (1, 1))
+check_proposed([3, 3], 4, (2, 2), None)
+check_proposed([3, 4, 3], 9, (8, 1), (1, 1))
+check_proposed([1, 2, 1], 3, (2, 2), None)
+check_proposed([1, 9, 1, 8, 1, 8, 1], 1, (1, 1), (1, 5))
 for n in range(1, 5):  # patterns of each length, at the very front of the text
     pattern = (100 + torch.randperm(900, generator=draw_numbers)[:n]).tolist()  # all different
-    check_proposed([*pattern, 7, 8, *pattern], 9, (n, n), [7, 8, *pattern])
-    check_proposed([*pattern, 7, 8, *pattern], 1, (n + 3, 1), [7])
-    check_proposed([*pattern, *pattern], 9, (n, n), pattern)
-    check_proposed([*pattern, 7, *pattern], 9, (n + 1, n + 1), [])
-    check_proposed(pattern, 9, (n, 1), [])
+    check_proposed([*pattern, 7, 8, *pattern], 9, (n, n), (n, n))
+    check_proposed([*pattern, 7, 8, *pattern], 1, (n + 3, 1), (n, n))
+    check_proposed([*pattern, *pattern], 9, (n, n), (n, n))
+    check_proposed([*pattern, 7, *pattern], 9, (n + 1, n + 1), None)
+    check_proposed(pattern, 9, (n, 1), None)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_residual"}
@@ -1033,12 +1038,12 @@ def roll_back(table, num_tokens, block_size, holders):
 def check_rolled(table, num_tokens, block_size, holders=None):
     holders = dict.fromkeys(table, 1) | (holders or {})
     answer = unchanging("roll_back", roll_back)(list(table), num_tokens, block_size, dict(holders))
-    kept, freed = rolled_of("roll_back", answer)
     what = f"table {table}, {num_tokens} tokens count, blocks of {block_size}"
     shared = {block: n for block, n in holders.items() if n > 1}
     what += f", shared {shared}" if shared else ""
-    print(f"{what}: keeps {kept}, frees {freed}")
     counts = [block for i, block in enumerate(table) if i * block_size < num_tokens]
+    kept, freed = rolled_of(what, answer, len(counts) * block_size - num_tokens)
+    print(f"{what}: keeps {kept}, frees {freed}")
     assert kept == counts, f"{what}: expected the table {counts}, saw {kept}"
     free = sorted(block for block in table if block not in counts and holders[block] == 1)
     assert sorted(freed) == free, f"{what}: expected {free} to be free, saw {freed}"

@@ -24,11 +24,21 @@ from grader.labs.convention import (
 from grader.labs.lab import lab_from_notebook
 from grader.labs.lab_source import private_notebook, solution_notebook
 from grader.labs.percent_file import percent_cells
-from grader.proofs.convention_proof import covering
+from grader.proofs.convention_proof import WRONG_VALUES, covering, wrong_value_cases, wrong_values
 from tests.labs.turns import SOURCES, due, this_commit
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+NO_VALUES_YET = {  # labs whose options have no mutants of their own: only shrinks
+    "01_prefill_decode",
+    "02_kv_cache",
+    "03_batching",
+    "04_paged_attention",
+    "05_flash_attention",
+    "06_prefix_caching",
+    "07_quantization",
+}
+WITH_VALUES = [source for source in SOURCES if source.parent.name not in NO_VALUES_YET]
 
 
 read_once = functools.cache(jupytext.reads)
@@ -129,3 +139,38 @@ def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_c
 @EACH_LAB
 def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
     _prove(warm, str(source), str(Path(__file__).parent / source.parent.name))
+
+
+def _mutants(source: Path) -> Path:
+    return Path(__file__).parent / source.parent.name
+
+
+@pytest.mark.parametrize("source", WITH_VALUES, ids=lambda path: path.parent.name)
+def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: Path) -> None:
+    """A check that reads an option's answer and looks at its form alone pays for any number in it."""
+    found = wrong_values(_mutants(source))
+    options = {(each.name, option.name): option for each in validated(source) for option in each.options}
+    assert found.keys() == options.keys(), f"{WRONG_VALUES} has a list of mutants for each option, and no other"
+    for key, mutants in found.items():
+        assert mutants, f"{key}: no mutant"
+        assert len(wrong_value_cases(source, options[key], mutants)) == len(mutants)  # each fits the private reference
+        assert {check for mutant in mutants for check in mutant.fails} <= set(options[key].fails)
+
+
+def test_labs_whose_options_have_no_mutants_are_named() -> None:
+    without = {source.parent.name for source in SOURCES if not (_mutants(source) / WRONG_VALUES).is_file()}
+    assert without == NO_VALUES_YET
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("source", [source for source in due() if source in WITH_VALUES],
+                         ids=lambda path: path.parent.name)  # fmt: skip
+def test_a_wrong_value_of_a_drawn_option_fails_its_checks(source: Path, warm: Warm) -> None:
+    _prove(warm, str(source), str(_mutants(source)), "--values", "--sample", this_commit())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(9000)
+@pytest.mark.parametrize("source", WITH_VALUES, ids=lambda path: path.parent.name)
+def test_a_wrong_value_of_any_option_fails_its_checks(source: Path, warm: Warm) -> None:
+    _prove(warm, str(source), str(_mutants(source)), "--values")
