@@ -13,13 +13,12 @@ import fcntl
 import functools
 import gc
 import importlib.util
+import json
 import locale
 import os
 import random
-import re
 import shutil
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -33,18 +32,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.neutral import neutral
+
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
     from tests.warm import Warm
 
-# Variables with which a user, a company, a classroom or a desktop changes what programs do. Kept are PYTHONPATH and
-# PYTHONUSERBASE, by which packages may be found, and those of the bytecode cache.
-_OF_THE_USER = re.compile(
-    r"(PIP|XDG|LC|GIT|JUPYTER|OPENAI|SSL_CERT)_.*|IPYTHON.*|MPL.*|PYTHON(?!PATH$|USERBASE$|DONTWRITE|PYCACHE).+"
-    r"|LANG|LANGUAGE|TZ|.*_PROXY|(REQUESTS|CURL)_CA_BUNDLE|DISPLAY|WAYLAND_DISPLAY|BROWSER|SSH_CONNECTION"
-    r"|INFERLAB_(HOME|DATA|INSTALL_URL|COMMIT)",
-    re.IGNORECASE,
-)
 _OF_THE_TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TTY_COMPATIBLE")
 
 
@@ -54,25 +47,12 @@ def _become_neutral() -> None:
     Caches that are costly to fill stay from run to run, inside the repository.
     """
     os.umask(0o022)
-    packages = site.getuserbase()  # where torch may be; it would be looked for in the new home
-    for name in list(filter(_OF_THE_USER.fullmatch, os.environ)):
-        del os.environ[name]
     home = tempfile.mkdtemp(prefix="inferlab-home-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
-    os.environ |= {
-        "HOME": home, "USERPROFILE": home, "PYTHONUSERBASE": packages,
-        "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TZ": "UTC", "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "1",
-        # Nothing is fetched: what a test installs it has made, or finds installed.
-        "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        # A checkout may belong to somebody else than who runs the tests, and they may have told git no name.
-        "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "3",
-        "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
-        "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "Test",
-        "GIT_CONFIG_KEY_2": "user.email", "GIT_CONFIG_VALUE_2": "test@example.org",
-        "MPLCONFIGDIR": str(cache / "matplotlib"), "TRITON_CACHE_DIR": str(cache / "triton"),
-    }  # fmt: skip
+    found = neutral(os.environ, home)
+    for name in os.environ.keys() - found.keys():
+        del os.environ[name]
+    os.environ |= found
     with contextlib.suppress(locale.Error):  # not every system has it under this name
         locale.setlocale(locale.LC_ALL, "C.UTF-8")
     time.tzset()
@@ -167,18 +147,28 @@ def reserved_port() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    """Runs programs in a Python that has already imported torch and what a notebook's kernel needs: tests/warm.py.
+    """Runs programs in a Python that has already imported torch and what a notebook's kernel needs: tests/warm.py."""
+    from tests.warm import PROGRAMS, SHARED, Warm
 
-    Not triton: when it is imported it looks whether TRITON_INTERPRET is set.
-    """
-    from tests.warm import Warm
-
-    made = Warm(
-        "torch", "numpy", "jupytext", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
-        "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
-    )  # fmt: skip
+    address = os.environ.get(SHARED)
+    made = Warm(address=address) if address else Warm(*PROGRAMS)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def examiners_start_warm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """From now on examiners and processes for learners' code are forks of a Python that has imported torch, unless
+    bubblewrap starts them."""
+    from tests.warm import EXAMINERS, SHARED, STARTS, starts_warm
+
+    def address() -> str:
+        return request.getfixturevalue("warm").address
+
+    with starts_warm(address, EXAMINERS):
+        if os.environ.get(SHARED):
+            os.environ[STARTS] = json.dumps([address(), EXAMINERS])  # for programs that are run in a fork of it
+        yield
 
 
 @pytest.fixture

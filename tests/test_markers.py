@@ -36,6 +36,7 @@ def run(folder: Path, tests: str, *arguments: str, ci: bool = False) -> subproce
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{markers}", "utf-8")
     # Without a PATH no program is found; without a visible device there is no GPU; no kernel runs in the interpreter.
     own = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "", "INFERLAB_CI": "1" if ci else ""}
+    own["PYTHONPATH"] = str(ROOT)
     environment = os.environ | own
     command = [
         sys.executable,

@@ -302,7 +302,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(text, "utf-8")
     shutil.copytree(ROOT / "tests" / "selection", root / "tests" / "selection")
-    shutil.copy(ROOT / "tests" / "warm.py", root / "tests" / "warm.py")
+    for name in ("warm.py", "neutral.py"):
+        shutil.copy(ROOT / "tests" / name, root / "tests" / name)
     (root / ".venv").mkdir()
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run(["git", *words], cwd=root, check=True)
@@ -314,6 +315,7 @@ def command(root: Path, kind: str, **variables: str) -> tuple[list[str], dict[st
     environment = {k: v for k, v in os.environ.items() if not k.startswith("INFERLAB_")} | variables
     environment["INFERLAB_TRACE"] = ""  # this run may be recorded, which is another project's matter
     code = "import sys; sys.path.insert(0, sys.argv[1]); from tests.selection import run; run.IMPORTED = ('pytest',); "
+    code += "run.PROGRAMS = (); "
     return [sys.executable, "-P", "-c", code + "sys.exit(run.main(sys.argv[2:]))", str(root), kind], environment
 
 

@@ -3,57 +3,81 @@
 `Warm("torch", "triton").run(("-m", "module", "argument"), environment)` does what that command line does in a process
 of its own with that environment, without the imports; PYTHONPATH and its like come too late. Only packages of others
 are imported beforehand: what is tested is imported in the fork. The process that forks has one thread, so that nothing
-is lost in a fork.
+is lost in a fork. A run of tests (`selection/run.py`) has one for all its jobs, and says its address in INFERLAB_WARM.
 
 Run as a program, this file is either that process (`serve`) or one that stands for a fork (`run`): it has the fork's
-input, outputs, folder, environment and exit status, and whoever kills it kills the fork.
+files, folder, environment and exit status, and whoever kills it kills the fork. With `starts_warm` this process and all
+its forks start programs of Python that way where they would start new ones.
 """
 
 from __future__ import annotations
 
+# No more than `run` needs: it runs for each fork.
 import array
 import contextlib
-import gc
-import importlib
-import importlib.util
 import json
 import os
-import resource
-import selectors
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from subprocess import CompletedProcess
+    from typing import Any
 
 COST = "INFERLAB_COST"  # a file for the CPU seconds of a fork, which is no child of who asks for it
 TRACE = "INFERLAB_TRACE"  # what the fork needs of the project is written there: tests/selection/tracing.py
+SHARED = "INFERLAB_WARM"  # the address of a process that is there already
+STARTS = (
+    "INFERLAB_STARTS_WARM"  # the address of the process that forks for whoever has this variable, and for its forks
+)
+EXAMINERS = ("grader.examination.examiner_server", "learner_side.learner")
+# What takes long to import in a notebook's kernel, an examiner, a command. Not triton: when it is imported it looks
+# whether TRITON_INTERPRET is set.
+PROGRAMS = (
+    "torch", "numpy", "jupytext", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
+    "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
+)  # fmt: skip
+MOST_FILES = 64  # that are handed over to a fork
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class Warm:
-    """The process that has imported `modules`. It and all its forks end with `close`, or with this process."""
+    """The process that has imported `modules`. It and all its forks end with `close`, or with this process.
 
-    def __init__(self, *modules: str):
+    With an `address` it is one that somebody else has started, and ends.
+    """
+
+    def __init__(self, *modules: str, address: str | None = None, environment: Mapping[str, str] = os.environ):
+        import subprocess
+        import tempfile
+
+        if address is not None:
+            self.address, self._process = address, None
+            return
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
-        self._address = str(Path(self._folder.name) / "socket")
-        command = [sys.executable, "-P", __file__, "serve", self._address, *modules]
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        self.address = os.path.join(self._folder.name, "socket")
+        command = [sys.executable, "-P", __file__, "serve", self.address, *modules]
+        environment = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
         environment |= dict.fromkeys(THREADS, "1")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "see its traceback above"
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The command line of a program that is run warm: `python *arguments`, where these begin with -c or -m."""
-        return [sys.executable, "-I", "-S", __file__, "run", self._address, *arguments]
+        """The command line of a program that is run warm: `python *arguments`: -P or not, then -c or -m."""
+        return _command(self.address, arguments)
 
-    def run(self, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    def run(self, arguments: Sequence[str], env: Mapping[str, str]) -> CompletedProcess[str]:
+        import subprocess
+
         return subprocess.run(self.command(arguments), capture_output=True, text=True, env=dict(env), timeout=9000)
 
     def close(self) -> None:
+        if self._process is None:
+            return
         assert self._process.stdin is not None
         before = _seconds_of_children()
         self._process.stdin.close()
@@ -63,19 +87,76 @@ class Warm:
         self._folder.cleanup()
 
 
+def _command(address: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-I", "-S", __file__, "run", address, *arguments]
+
+
+@contextlib.contextmanager
+def starts_warm(address: Callable[[], str], what: Sequence[str]) -> Iterator[None]:
+    """Here and in all forks of here `python -P -m ...` and `python -P -c ...` are run in forks of the process there, if
+    their words contain one of the texts `what`. It is asked for when it is needed first.
+
+    What stands for a fork has no children, and hands over no signal but the one that kills it.
+    """
+    import subprocess
+
+    start = subprocess.Popen.__init__
+    _start_warm(address, what)
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+        os.environ.pop(STARTS, None)
+
+
+def _start_warm(address: Callable[[], str], what: Sequence[str]) -> None:
+    import subprocess
+
+    start = subprocess.Popen.__init__
+
+    def start_warm(self: object, args: object, *others: object, **named: Any) -> None:
+        python = isinstance(args, list) and args[:2] == [sys.executable, "-P"] and args[2] in ("-c", "-m")
+        if python and any(text in word for word in args[3:] for text in what):
+            os.environ[STARTS] = json.dumps([address(), what])
+            named["env"] = {**(os.environ if named.get("env") is None else named["env"]), STARTS: os.environ[STARTS]}
+            args = _command(address(), args[1:])
+        start(self, args, *others, **named)  # type: ignore[call-overload]
+
+    subprocess.Popen.__init__ = start_warm  # type: ignore[assignment, method-assign]
+
+
 def run(address: str, arguments: Sequence[str]) -> int:
-    """In the place of a fork: hands over what this process was given, and waits."""
+    """In the place of a fork: hands over what this process was given, and waits. Returns the exit status."""
+    files = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
+    mask = os.umask(0)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = json.dumps([list(arguments), os.getcwd(), dict(os.environ)]).encode()
-        standard = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-        server.sendmsg([len(request).to_bytes(4, "big")], standard)
+        request = json.dumps([list(arguments), os.getcwd(), dict(os.environ), files, mask]).encode()
+        server.sendmsg(
+            [len(request).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        )
         server.sendall(request)
-        answer = server.recv(64)
-    return int(answer or 1)
+        for number in files:
+            os.close(number)  # whoever waits for the end of a pipe waits for the fork alone
+        answer = int(server.recv(64) or 1)
+    if answer < 0:
+        with contextlib.suppress(OSError):  # of SIGKILL nobody can say what it does
+            signal.signal(-answer, signal.SIG_DFL)
+        os.kill(os.getpid(), -answer)
+    return answer
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:  # that of the listing itself
+        return False
+    return True
 
 
 def _seconds_of_children() -> float:
+    import resource
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -87,8 +168,11 @@ def _add_cost(path: str | None, seconds: float) -> None:
                 cost.write(f"{seconds:.3f}\n")
 
 
-def _received(client: socket.socket) -> tuple[list[int], tuple[list[str], str, dict[str, str]]]:
-    length, ancillary, _, _ = client.recvmsg(4, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+Request = tuple[list[str], str, dict[str, str], list[int], int]  # arguments, folder, environment, files, umask
+
+
+def _received(client: socket.socket) -> tuple[list[int], Request]:
+    length, ancillary, _, _ = client.recvmsg(4, socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize))
     files = array.array("i")
     files.frombytes(ancillary[0][2])
     text = b""
@@ -97,15 +181,21 @@ def _received(client: socket.socket) -> tuple[list[int], tuple[list[str], str, d
     return list(files), json.loads(text)
 
 
-def _become(files: list[int], arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """In the fork: what `python *arguments` does. Returns the exit status."""
+def _become(
+    files: list[int], arguments: list[str], folder: str, environment: dict[str, str], numbers: list[int], mask: int
+) -> int:
+    """In the fork: what `python *arguments` does, `files` having these numbers. Returns the exit status."""
+    import fcntl
     import runpy
 
     os.setsid()  # so that what it starts can be ended with it
-    for number, file in enumerate(files):
-        os.dup2(file, number)
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, 512) for file in files]  # none of them where another one belongs
     for file in files:
         os.close(file)
+    for number, file in zip(numbers, apart, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    os.umask(mask)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -113,7 +203,13 @@ def _become(files: list[int], arguments: list[str], folder: str, environment: di
         os.environ["JPY_PARENT_PID"] = str(os.getppid())
     if environment.get(TRACE):
         _follow()
-    sys.path.insert(0, folder)
+    if environment.get(STARTS):
+        address, what = json.loads(environment[STARTS])
+        _start_warm(lambda: str(address), what)
+    if arguments[0] == "-P":
+        arguments = arguments[1:]
+    else:
+        sys.path.insert(0, folder)
     kind, what, *rest = arguments
     try:
         if kind == "-c":
@@ -140,7 +236,9 @@ def _follow() -> None:
     if tracing := sys.modules.get("inferlab_tracing"):
         tracing.switch(os.environ[TRACE])
         return
-    path = Path(__file__).parent / "selection" / "tracing.py"
+    import importlib.util
+
+    path = os.path.join(os.path.dirname(__file__), "selection", "tracing.py")
     spec = importlib.util.spec_from_file_location("inferlab_tracing", path)
     assert spec is not None
     assert spec.loader is not None
@@ -150,7 +248,7 @@ def _follow() -> None:
 
 def _fork(client: socket.socket, others: list[socket.socket]) -> tuple[int, str | None]:
     """Its process, and the file for what it takes."""
-    files, (arguments, folder, environment) = _received(client)
+    files, (arguments, folder, environment, numbers, mask) = _received(client)
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -160,7 +258,8 @@ def _fork(client: socket.socket, others: list[socket.socket]) -> tuple[int, str 
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            status = _become(files, arguments, folder, environment)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            status = _become(files, arguments, folder, environment, numbers, mask)
             import threading
 
             threading._shutdown()  # type: ignore[attr-defined]  # threads that are waited for, as at any exit
@@ -177,6 +276,12 @@ def _fork(client: socket.socket, others: list[socket.socket]) -> tuple[int, str 
 
 
 def serve(address: str, modules: Sequence[str]) -> None:
+    import gc
+    import importlib
+    import selectors
+
+    # With it jsonschema knows what an IRI is, which nobody asks here; to import it takes three seconds.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     for name in modules:
         importlib.import_module(name)
     if "matplotlib.figure" in modules:
@@ -254,4 +359,4 @@ if __name__ == "__main__":
     if mode == "serve":
         serve(place, words)
     else:
-        sys.exit(run(place, words))
+        os._exit(run(place, words) & 0xFF)

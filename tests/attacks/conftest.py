@@ -184,6 +184,11 @@ def own_children() -> set[int]:
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _examiners_start_warm(examiners_start_warm: None) -> None:
+    pass
+
+
 # As long as a module: what it does to the environment must not reach the tests of others.
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:

@@ -17,6 +17,11 @@ import pytest
 TOY = Path(__file__).parent / "toy_lab"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _examiners_start_warm(examiners_start_warm: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session")
 def toy_source() -> Path:
     return TOY / "solutions" / "01_toy" / "toy.py"

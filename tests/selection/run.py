@@ -6,8 +6,8 @@
     run.py lab 05, chapter 03   what has it in its name, or needs one of its files
 
 With INFERLAB_RECORD=1 `test` records, too. A job is one pytest, forked from a process that has imported torch and
-pytest and no file of the project (tests/warm.py). A run that records has a job for each file of tests, so that an
-import is known to be that file's; otherwise files share processes.
+pytest and no file of the project (tests/warm.py); programs that tests start are forked from another one. A run that
+records has a job for each file of tests, so that an import is known to be that file's; otherwise files share processes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from tests.neutral import neutral  # noqa: E402
 from tests.selection import record, tracing  # noqa: E402
 from tests.selection.record import COSTLY, LOOP, OWN, PATH, SLOW, TOO_MUCH, WIDE, Line, Record  # noqa: E402
 from tests.selection.sources import Tree, digest  # noqa: E402
-from tests.warm import Warm  # noqa: E402
+from tests.warm import PROGRAMS, SHARED, Warm  # noqa: E402
 
 TURNS = 10  # commits in which all that is left out has its turn
 BATCH, STARTS = 25.0, 0.4  # seconds of tests that share a process; seconds for a file's imports
@@ -198,6 +199,7 @@ class Run:
             tempfile.TemporaryDirectory(prefix="inferlab-tests-") as folder,
             self._followed(folder),
             contextlib.closing(Warm(*IMPORTED)) as warm,
+            contextlib.closing(Warm(*PROGRAMS, environment=neutral(os.environ, folder))) as self.programs,
             ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool,
         ):
             list(pool.map(one, jobs))
@@ -205,7 +207,7 @@ class Run:
     def _one(self, warm: Warm, job: Job, folder: Path, shared: Path, options: Iterable[str]) -> str:
         asked = {"leave": job.leave, "only": job.only, "but": job.but, "trace": self.records}
         (folder / "job.json").write_text(json.dumps(asked), "utf-8")
-        own = {"INFERLAB_JOB": str(folder / "job.json")}
+        own = {"INFERLAB_JOB": str(folder / "job.json"), SHARED: self.programs.address}
         # What files of tests share, each makes itself where it is recorded what that needs.
         own |= {tracing.TRACE: str(folder / "shared")} if self.records else {"INFERLAB_ONCE": str(shared)}
         words = ["-c", "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main(sys.argv[1:]))"]
