@@ -124,19 +124,20 @@ def start(
         gone=gone,
     )
     attempt = Attempt(process, peer)
+    stopped: dict[str, str] = {}  # as `broken`, by what a learner knows the cell by
     try:
         for source, name in cells:
-            doing[0] = f"cell {name}"
+            doing[0] = known_as(name, source)
             # One by one: each has the time of a call, and together they may be longer than a message.
             [error] = _list(peer.request({"m": "cells"}, [(source, name)]), gone)
             if error is not None:
-                attempt.broken[name] = str(error)
+                attempt.broken[name] = stopped[doing[0]] = str(error)
         doing[0] = "your code"
         peer.call_seconds = seconds[0] = limits.call if call_seconds is None else call_seconds
         peer.calls_left = limits.calls
         jitted = kernel_names(lab)
         for name in lab.graded_names:  # one by one: one that cannot cross must not cost the others
-            attempt.graded[name] = _named(peer, name, attempt.broken, gone, _magic(lab, submission, name))
+            attempt.graded[name] = _named(peer, name, stopped, gone, _magic(lab, submission, name))
         if jitted:
             attempt.kernels = _KernelProcess(launcher, limits, seconds[0], cells, who)
             find = in_cells(cells)
@@ -145,7 +146,7 @@ def start(
                 if find(name) and not isinstance(attempt.graded[name], Missing):
                     attempt.graded[name] = Kernel(name, find, attempt.kernels.request)
                 else:
-                    attempt.graded[name] = Missing(name, attempt.broken)
+                    attempt.graded[name] = Missing(name, stopped)
     except CannotCross as error:
         attempt.end()
         raise Gone("crashed", f"{who}{doing[0]} is too long: {error}") from None
@@ -162,6 +163,13 @@ def start(
         attempt.end()
         raise
     return attempt
+
+
+def known_as(name: str, source: str) -> str:
+    """What a learner knows a cell by: its id in the lab, or, of a cell of their own, its first line."""
+    if not name.startswith("added-"):
+        return f"cell {name}"
+    return f"your cell that begins with {(source.strip().splitlines() or [''])[0][:60]!r}"
 
 
 class _KernelProcess:
@@ -258,7 +266,8 @@ def _gone(
         printed = f"; it had printed {much} MB, which takes time: print less" if much > MUCH_PRINTED else ""
         if found := _OWN_FRAME.search(stack):
             cell, line, function = found.group(1), int(found.group(2)), found.group(3)
-            doing = f"cell {cell}" if function.startswith("<") else f"{function} (cell {cell})"
+            where = known_as(cell, sources.get(cell, ""))
+            doing = where if function.startswith("<") else f"{function} ({where})"
             text = f"{who}{doing} had not finished after {seconds:g} s; it was at line {line}:"
             code = [*sources.get(cell, "").split("\n"), *[""] * line][line - 1]
             return Gone("timed out", f"{text}\n    {code.strip()}{printed}", cell)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from grader.checks import secret_seed
-from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, start
+from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, known_as, start
 from grader.examination.flags import flags
 from grader.examination.intake import Submission, learner_cells
 from grader.examination.needed import needed_cells
@@ -105,9 +105,8 @@ def examine(
 def _stopped_note(submission: Submission, name: str, text: str) -> str:
     """Which cell stopped, by its first line where it is the learner's own, and with what: a traceback's last line."""
     number = name.removeprefix("added-")
-    if number != name:
-        name = f"of yours that begins with {submission.added[int(number)].source.strip().splitlines()[0][:60]!r}"
-    return f"cell {name} stopped with an error: {text.strip().splitlines()[-1][:200] if text.strip() else 'unknown'}"
+    cell = known_as(name, "" if number == name else submission.added[int(number)].source)
+    return f"{cell} stopped with an error: {text.strip().splitlines()[-1][:200] if text.strip() else 'unknown'}"
 
 
 def milestone(lab: Lab, submission: Submission, launcher: Launcher, *, secret: bytes) -> str:

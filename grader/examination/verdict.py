@@ -82,17 +82,18 @@ def own_lines(trace: str) -> str:
 
 def _stopped(cell: str, text: str) -> str:
     """What a cell stopped with, and what that means for the rest of it."""
-    which = f"your own cell {cell}" if cell.startswith("added-") else f"cell {cell}"
     if text.startswith("SystemExit"):
-        return f"{which} ended with sys.exit() or exit(): nothing below that line in it was run. Take it out"
-    return f"{which} stopped with an error, and nothing below that line in it was run:\n{own_lines(text)}"
+        return f"{cell} ended with sys.exit() or exit(): nothing below that line in it was run. Take it out"
+    return f"{cell} stopped with an error, and nothing below that line in it was run:\n{own_lines(text)}"
 
 
 class Missing:
     """Stands for a graded name that the learner's cells did not define."""
 
     def __init__(self, name: str, broken: dict[str, str], magic: tuple[str, str] = ("", "")):
-        """broken: what cells stopped with; magic: the cell that defines it, and its line that keeps it from running."""
+        """broken: what cells stopped with, by what a learner knows them by; magic: the cell that defines it, and its
+        line that keeps it from running.
+        """
         parts = [f"{name} is not defined"]
         if magic[0]:
             parts.append(f"cell {magic[0]} begins with {magic[1]}: it is not run as Python. Take that line out")

@@ -134,7 +134,7 @@ EDITED: dict[str, tuple[Callable[[Notebook], Notebook], set[str], str]] = {
     "deleted_checks": (deleted_checks, set(ALL), "cell check_len is missing: it was put back"),
     "edited_checks": (edited_checks, set(ALL), "cell check_window is not yours to change"),
     "doubled_checks": (doubled_checks, set(ALL), ""),
-    "renamed_checks": (renamed_checks, set(ALL), "is missing: it was put back"),
+    "renamed_checks": (renamed_checks, set(ALL), "3 were recognised by their text"),
     "retyped_checks": (retyped_checks, set(ALL), ""),
     "changed_points": (changed_points, set(ALL), "had its points or its grading marks changed"),
     "claimed_scores": (claimed_scores, set(ALL), ""),

@@ -403,10 +403,10 @@ def test_a_name_that_is_missing_says_what_to_change_first(examine: Any) -> None:
     assert "cell Window begins with %%bash: it is not run as Python" in said(Window="%%bash\n" + window())
     result = examine(added=("\n# mine\n1 / 0",), Window="%%bash")
     own = result.checks[0].message
-    assert "your own cell added-0 stopped with an error" in own
+    assert "your cell that begins with '# mine' stopped with an error" in own
     assert "ZeroDivisionError" in own
     (note,) = [note for note in result.notes if "stopped" in note]
-    assert note == "cell of yours that begins with '# mine' stopped with an error: ZeroDivisionError: division by zero"
+    assert note == "your cell that begins with '# mine' stopped with an error: ZeroDivisionError: division by zero"
     assert said(Window="%%time\n" + window()) == ""
 
 

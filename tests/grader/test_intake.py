@@ -286,7 +286,18 @@ def test_another_labs_notebook_is_one_note_though_labs_name_some_cells_alike(rel
             if kinds[list(kinds)[number]] == "solution":
                 cell["source"] = ANSWER
 
-    assert read_submission(edited(unmarked), released).notes == [NO_MARKS]
+    submission = read_submission(edited(unmarked), released)
+    assert submission.notes == [
+        "cells that have lost their ids: 7 were recognised by their text",
+        "cell Window is missing: its names are defined in another cell",
+        "cell apply_all is missing: it was put back",
+    ]
+    assert {added.after for added in submission.added} == {"imports", "counter"}
+
+    def only_the_answer(cells: list[dict[str, Any]], _: Any) -> None:
+        cells[:] = [code(ANSWER)]
+
+    assert read_submission(edited(only_the_answer), released).notes == [NO_MARKS]
 
     def own_cells_only(cells: list[dict[str, Any]], _: Any) -> None:
         cells[:] = [cell for cell in cells if kinds[cell["id"]] not in ("solution", "answer")] + [code(ANSWER)]
