@@ -6,17 +6,19 @@ Files are listed first and read one at a time, so a class of any size takes no m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from pathlib import Path, PurePosixPath
 
 from grader.course import CourseError, course_lock
-from grader.submissions.choice import Files, attempts_of, what_counts
+from grader.examination.notebook_file import MAX_BYTES, Refused
+from grader.submissions.choice import MAX_OPENED, Files, attempts_of, what_counts
 from grader.submissions.handed_in import CHECKPOINTS, Entry, hidden_notebooks, opened
 from grader.submissions.history import DamagedReceipt, read_history
 from grader.submissions.lms import Download, Owner, Reading, understand
@@ -24,10 +26,11 @@ from grader.submissions.receipt import (
     Handed,
     Received,
     doubt,
+    keep_left_out,
     receive,
     released,
 )
-from grader.submissions.roster import Roster, load_roster, safe_id, save_roster
+from grader.submissions.roster import Roster, load_roster, safe_id, save_roster, with_hash
 from grader.submissions.submitted import copy_secret, take_in
 
 NO_ZONE = (
@@ -100,7 +103,7 @@ def collect(
             raise CourseError(f"--zone is for Blackboard, whose times name none; this is {download.form}")
         if download.form == "exchange":
             download = without_forged(download, done.warnings)
-        download = _told(download, roster, whose or {})
+        download, left_out = _told(download, roster, whose or {})
         elsewhere = [path for path in download.ignored if set(re.split(r"[/+]", str(path))) & ({*others} - {lab_slug})]
         done.ignored = [path for path in download.ignored if path not in elsewhere]
         done.of_other_labs = sorted({str(path.parent) for path in elsewhere})
@@ -110,6 +113,8 @@ def collect(
                 "\n".join([f"no notebook in {source}; expected {expected}, or an LMS's download", *hidden])
             )
         people = _people(root, roster, download, done)
+        for owner, entry in left_out:
+            _keep_left_out(root, lab_slug, _may_be_of(roster, owner, download.form, entry), [entry])
         save_roster(root, roster)
         _, _, lab = released(root, lab_slug)
 
@@ -128,6 +133,7 @@ def collect(
             if ask and (why := doubt(root, lab_slug, student, handed) or handed.doubt):
                 return why
             received = receive(root, lab_slug, student, handed)
+            _keep_left_out(root, lab_slug, student, _others(last, handed))
             done.received.append(received if known else replace(received, news="new"))
             if download.form == "exchange":
                 copy_secret(root, root / "submitted" / student / lab_slug, people[student])
@@ -155,6 +161,8 @@ def collect(
                 isolated(student, ask=False)
         else:
             done.kept = doubts
+            for student in doubts:
+                _keep_left_out(root, lab_slug, student, [entry for _, entry in attempts_of(people[student])[-1]])
     done.missing = [s for s in sorted(roster.students) if not (root / "submitted" / s / lab_slug).is_dir()]
     return done
 
@@ -165,6 +173,37 @@ def _why_not(hidden: str) -> str:
     return (
         f"{hidden}: hidden, its name begins with a dot: not taken in; if it is handed in, rename it and collect again"
     )
+
+
+def _keep_left_out(root: Path, lab_slug: str, student: str, entries: Sequence[Entry]) -> None:
+    """Keep notebooks and zips that do not count: the first ones, of no more bytes together than one may have."""
+    files: list[tuple[PurePosixPath, bytes]] = []
+    size = 0
+    meant = [e for e in entries if not e.problem and (".ipynb" in e.name.lower() or e.name.lower().endswith(".zip"))]
+    for entry in meant[:MAX_OPENED]:
+        with contextlib.suppress(Refused):
+            raw = entry.read()
+            size += len(raw)
+            if size > MAX_BYTES:
+                break
+            files.append((entry.path, raw))
+    keep_left_out(root, lab_slug, student, files)
+
+
+def _others(files: Files, handed: Handed) -> list[Entry]:
+    """All but the one that counts, which may have been a zip."""
+    paths = [entry.path for _, entry in files]
+    counts = handed.path if handed.path in paths else handed.path.with_suffix(".zip")
+    return [entry for _, entry in files if entry.path != counts]
+
+
+def _may_be_of(roster: Roster, owner: Owner | None, form: str, entry: Entry) -> str:
+    """In whose folder a file is kept that the instructor left out: of whom it says, if that is anybody here."""
+    if owner is not None and (student := roster.find(owner.ids)):
+        return student.id
+    if owner is not None and (student_id := roster.given(f"{'folders' if owner.own else form}:{owner.person}")):
+        return student_id
+    return with_hash("unnamed", escaped(entry))
 
 
 def _everybody_writes(source: Path, entries: list[Entry]) -> bool:
@@ -209,12 +248,16 @@ def _user(user: int) -> str:
         return f"the user number {user}"  # no name that a folder could carry: there is a blank in it
 
 
-def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Download:
-    """The download with each file given to the student whom the instructor, or else the roster, says it is of.
+def _told(
+    download: Download, roster: Roster, whose: Mapping[str, str]
+) -> tuple[Download, list[tuple[Owner | None, Entry]]]:
+    """The download with each file given to the student whom the instructor, or else the roster, says it is of; and what
+    the instructor leaves out, with whose it may be.
 
     Raises CourseError where neither says it.
     """
     owned: Files = []
+    left_out: list[tuple[Owner | None, Entry]] = []
     ignored = list(download.ignored)
     questions: list[str] = []
     clear: list[tuple[Entry, list[Reading]]] = [(entry, [(owner,)]) for owner, entry in download.owned]
@@ -224,6 +267,7 @@ def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Downl
         student = told.get(entry.names)
         if student == "":
             ignored.append(entry.path)
+            left_out.append((alternatives[0][0] if len(alternatives) == 1 and alternatives[0] else None, entry))
         elif student is not None:
             ids = tuple((kind, student) for kind in ("id", "login", "email"))
             first = [r[0] for r in alternatives if r] or [Owner(student, entry.name)]
@@ -245,7 +289,7 @@ def _told(download: Download, roster: Roster, whose: Mapping[str, str]) -> Downl
         raise CourseError(f"--whose names no file and no folder in it: {', '.join(unknown)}")
     if questions:
         raise CourseError(_question("it is doubtful whose these files are", questions))
-    return replace(download, owned=owned, ignored=ignored, doubtful=[])
+    return replace(download, owned=owned, ignored=ignored, doubtful=[]), left_out
 
 
 def _named(entries: list[Entry], whose: Mapping[str, str]) -> tuple[dict[tuple[str, ...], str], list[str]]:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,7 @@ from grader.submissions.lms import ON_THIS_CLOCK
 
 STUDENT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 BY_HAND = "the instructor"
+LEFT_OUT, NAMES = "left_out", "names.txt"
 MAX_RECORD = 1 << 20  # bytes; a record of ours has at most MAX_NOTES notes
 _RECORD_TEXTS = ("received", "sha256", "refused", "path", "form", "time", "time_from", "notebook")
 
@@ -122,6 +124,22 @@ def _version(handed: Handed) -> Version:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Version("", hashlib.sha256(handed.raw).hexdigest(), str(handed.path), handed.problem, handed.form, time,
                    handed.time_from, handed.late, list(handed.notes), now, handed.number)  # fmt: skip
+
+
+def keep_left_out(root: Path, lab_slug: str, student: str, files: Sequence[tuple[PurePosixPath, bytes]]) -> None:
+    """Put files that do not count into `received/STUDENT/LAB/left_out/`, each once, with where they came from."""
+    folder = root / "received" / student / lab_slug / LEFT_OUT
+    there = [*folder.parent.glob("[0-9]*_*"), *folder.glob("[0-9]*_*")]
+    known = {hashlib.sha256(raw).hexdigest() for path in there if (raw := _bytes_of(path)) is not None}
+    for path, raw in files:
+        digest = hashlib.sha256(raw).hexdigest()
+        if not raw or digest in known:
+            continue
+        known.add(digest)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = _keep(folder, Handed(path, raw, None), lab_slug, root, len(known))
+        lines = _text_of(folder / NAMES) or ""
+        write_safely(root, folder / NAMES, f"{lines}{name}: {path}\n")
 
 
 def write_history(root: Path, lab_slug: str, student: str, history: list[Version]) -> None:

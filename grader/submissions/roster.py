@@ -63,6 +63,10 @@ class Roster:
         self.others[student_id], self._given[key] = key, student_id
         self._taken.add(student_id.casefold())
 
+    def given(self, key: str) -> str | None:
+        """The id that a person who is not in the roster was given, if any."""
+        return self._given.get(key)
+
     def put(self, student: Student) -> None:
         """Add a student, or update one."""
         self.students[student.id] = student

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -576,3 +577,39 @@ def test_a_class_of_five_hundred_takes_little_memory(root: Path, tmp_path: Path,
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10 * len(raw)  # all hundred would be a hundred times
+
+
+def left_out(root: Path, student: str) -> dict[str, bytes]:
+    """What is kept of a student's files that do not count, by where it came from."""
+    folder = root / "received" / student / "01_toy" / "left_out"
+    names = (folder / "names.txt").read_text().splitlines() if folder.exists() else []
+    return {path: (folder / name).read_bytes() for name, path in (line.split(": ", 1) for line in names)}
+
+
+def test_what_is_left_out_stays_in_received(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    """By --whose FILE=, of several files of one student, and where what is there stays."""
+    save_roster(root, Roster({"ada": Student("ada")}))
+    names = ("ada/toy.ipynb", "ada/old/draft.ipynb", "Ada/toy.ipynb", "x y (1).ipynb")
+    files = {name: notebook(name) for name in names}
+    source = disk.write(tmp_path / "in", {**files, "ada/data.csv": b"1,2"})
+    whose = {"Ada": "", "x y (1).ipynb": ""}
+    for _ in range(2):  # once each, however often it is collected
+        collect(root, "01_toy", source, whose=whose)
+        assert disk.answer(root, "ada") == "ada/toy.ipynb"
+        folders = [folder.name for folder in (root / "received").iterdir()]
+        kept = {path: raw for student in folders for path, raw in left_out(root, student).items()}
+        assert kept == {name: raw for name, raw in files.items() if name != "ada/toy.ipynb"}
+        assert left_out(root, "ada").keys() == {"ada/old/draft.ipynb", "Ada/toy.ipynb"}
+    other = disk.write(tmp_path / "worse", {"ada/toy.ipynb": b"nothing"})
+    collect(root, "01_toy", other, allow=lambda doubts: False)
+    assert disk.answer(root, "ada") == "ada/toy.ipynb"
+    assert left_out(root, "ada")["ada/toy.ipynb"] == b"nothing"
+
+
+def test_a_zip_that_counts_is_not_kept_as_left_out(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("toy.ipynb", notebook("mine"))
+    collect(root, "01_toy", disk.write(tmp_path / "in", {"ada/toy.zip": packed.getvalue()}))
+    assert disk.answer(root, "ada") == "mine"
+    assert left_out(root, "ada") == {}
