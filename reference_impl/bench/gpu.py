@@ -1,34 +1,36 @@
-"""`python -m reference_impl.bench gpu`: where the engine stands on this GPU, against its limits, peers and the goals.
+"""`inferlab bench gpu`: where the engine stands on this GPU, against its limits, peers and the goals.
 
-From the source tree, on a machine with torch, triton, numpy and transformers, with nothing installed. Kernels are
-compiled ahead on all cores (gpu_warm.py), the limits of the machine are measured, then each case of gpu_cases.py. A
-case that fails becomes a line with its error, and the others continue, in a fresh process if the GPU is lost or hangs;
-cases for which no time is left are named. The results are written after every line, so that a kill loses nothing.
+Also `python -m reference_impl.bench gpu` from the source tree, on a machine with torch, triton, numpy, safetensors and
+tokenizers; transformers is measured beside us where it is installed. Kernels are compiled ahead on all cores, the
+limits of the machine are measured, then each case of gpu_cases.py, each in a process of its own: what crashes, hangs or
+breaks the GPU costs that case, which becomes a line with its error. Cases for which no time is left are named. The
+results are written after every line, so that a kill loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from reference_impl.bench import gpu_rows, gpu_run, harness, kernels
-from reference_impl.bench.gpu_cases import CASES
-from reference_impl.bench.gpu_engines import Bench
+from reference_impl.bench import gpu_cases, gpu_rows, harness, kernels
+from reference_impl.bench.gpu_cases import Bench, Case, Job, LeftOut
+from reference_impl.bench.gpu_rows import Row
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM = 60.0  # seconds
-AGAIN = 3  # exit status of a process that another one has to continue
+WORKERS = 14  # that compile ahead, at most: each has a context of the driver's and some gigabytes of the GPU
+PATIENCE = 3  # a case is stopped after this many times its expected seconds
+BEYOND = 20.0  # seconds for which a case may run on past the deadline
+START = "forkserver"  # a fork of a process that has imported everything, and has not used the GPU
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -62,130 +64,50 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-save", action="store_true", help="write nothing")
     parser.add_argument("--dry-run", action="store_true", help="everything tiny, on any machine; nothing is saved")
     parser.add_argument("--kernels", action="store_true", help="in the time that is left, all of `bench kernels`, too")
-    parser.add_argument(
-        "--warm", type=float, default=WARM, help="seconds of these for compiling ahead on all cores; 0: compile nothing"
-    )
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # of a process that does the work
-    parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--warm", type=float, default=WARM, help="seconds for compiling ahead on all cores; 0: none")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: everything that ran is right. 1: something failed. 2: this machine lacks what the bench needs."""
-    words = list(sys.argv[2:] if arguments is None else arguments)
-    options = parser().parse_args(words)
-    if not [case for case in CASES if options.only in case.name]:
-        names = "; ".join(case.name for case in CASES)
+    options = parser().parse_args(arguments)
+    cases = [case for case in gpu_cases.CASES if options.only in case.name]
+    if not cases:
+        names = "; ".join(case.name for case in gpu_cases.CASES)
         parser().error(f"--only {options.only!r}: expected a part of one of: {names}")
     if not options.dry_run and (not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET")):
         print(kernels.NEEDS, file=sys.stderr)
         return 2
-    if options.until is not None:
-        return work(options)
-    until = time.monotonic() + options.seconds
-    # A part must not replace the whole.
-    saved = not (options.dry_run or options.no_save or options.only)
-    with tempfile.TemporaryDirectory() as folder:
-        out = options.out or (harness.RESULTS / "gpu.json" if saved else Path(folder) / "gpu.json")
-        out = out.absolute()
-        if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-            print(f"--out {out}: expected a file that can be written, in a folder that exists", file=sys.stderr)
-            return 2
-        before = out.read_bytes() if out.exists() else None
-        try:
-            if options.warm > 0 and not (options.dry_run or options.only):
-                compile_ahead(min(options.warm, options.seconds))
-            status = supervise(
-                [*_python("reference_impl.bench", "gpu"), *words, "--out", str(out), "--until", str(until)], out
-            )
-        except KeyboardInterrupt:
-            status = 130
-        if not out.exists():
-            print("nothing was measured", file=sys.stderr)
-            if before is not None:
-                out.write_bytes(before)
-        elif out.parent != Path(folder):
-            result = json.loads(out.read_text("utf-8"))
-            out.with_suffix(".md").write_text(markdown(result) + "\n", "utf-8")
-            if not result["complete"]:  # otherwise the process that finished has printed it
-                print(f"\n{markdown(result)}")
-            print(f"wrote {out}")
-    return status
-
-
-def _python(module: str, *words: str) -> list[str]:
-    safe = ["-P"] * sys.flags.safe_path  # then the package is installed; otherwise it is found from its folder
-    return [sys.executable, *safe, "-m", module, *words]
-
-
-def compile_ahead(seconds: float) -> None:
-    """In separate processes: they print their own errors, which do no harm here."""
-    command = _python("reference_impl.bench.gpu_warm", "--seconds", str(seconds))
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=ROOT, check=False, timeout=seconds + 15)
-
-
-def supervise(command: Sequence[str], out: Path, poll: float = 0.2) -> int:
-    """Starts a process, and another after the case in which it was lost, and so on, until one finishes."""
-    out.unlink(missing_ok=True)
-    resume: list[str] = []
-    while True:
-        child = subprocess.Popen([*command, *resume], cwd=ROOT)
-        try:
-            reason = _watch(child, out, poll)
-        finally:
-            child.kill()
-            child.wait()
-        if child.returncode in (0, 2):
-            return child.returncode
-        result = json.loads(out.read_text("utf-8")) if out.exists() else {"begun": {}}
-        if not result["begun"]:
-            print(f"the process that measures {reason} before it began", file=sys.stderr)
-            return 1
-        if result["complete"]:
-            return 1
-        case = list(result["begun"])[-1]
-        if child.returncode != AGAIN:
-            if case in result["ended"]:
-                print(f"the process that measures {reason} twice in {case}", file=sys.stderr)
-                return 1
-            result["ended"][case] = f"the process that measured it {reason}"
-        result["begun"][case] = None  # the next process may take its time to begin
-        harness.write(out, result)
-        resume = ["--resume"]
-
-
-def _watch(child: subprocess.Popen[bytes], out: Path, poll: float) -> str:
-    """Waits for the child, and says how it ended. Kills it when its case should have ended long ago."""
-    while child.poll() is None:
-        time.sleep(poll)
-        if out.exists():
-            result = json.loads(out.read_text("utf-8"))
-            *_, until = result["begun"].values() or [None]
-            if until is not None and time.monotonic() > until and not result["complete"]:
-                child.kill()
-                child.wait()
-                return "stopped answering and was killed"
-    return f"ended with status {child.returncode}"
-
-
-def work(options: argparse.Namespace) -> int:
-    """The separate process: measures, and prints the table."""
+    out: Path | None = options.out
+    if out is None and not (options.dry_run or options.no_save or options.only):  # a part must not replace the whole
+        out = harness.RESULTS / "gpu.json"
+    if out and (out.is_dir() or not os.access(out if out.exists() else out.absolute().parent, os.W_OK)):
+        print(f"--out {out}: expected a file that can be written, in a folder that exists", file=sys.stderr)
+        return 2
+    deadline = time.monotonic() + options.seconds
     if options.dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
+        os.environ["TRITON_INTERPRET"] = "1"  # of the processes that measure, before a kernel is defined
+    elif options.warm > 0 and not options.only:
+        for problem in compile_ahead(gpu_cases.jobs(), min(WORKERS, os.cpu_count() or 1), options.warm):
+            print(problem, flush=True)
     device, dtype = ("cpu", torch.float32) if options.dry_run else ("cuda", torch.bfloat16)
-    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, options.until)
-    cases = [case for case in CASES if options.only in case.name]
-    before = json.loads(options.out.read_text("utf-8")) if options.resume else None
+    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline)
+    result: dict[str, Any] = {}
     try:
-        result = gpu_run.run(bench, cases, options.out, before)
-    except gpu_run.LostGPU:
-        return AGAIN
-    print()
-    print(markdown(result))
-    status = int(any(failed(row) for row in result["rows"]))
-    if options.kernels:
-        bench.release()
+        for result in run(bench, cases):
+            if out and any(row["ours"] for row in result["rows"]):
+                harness.write(out, result)
+    except KeyboardInterrupt:
+        pass
+    if not result or not any(row["ours"] for row in result["rows"]):
+        print("nothing was measured", file=sys.stderr)
+        return 1
+    print(f"\n{markdown(result)}")
+    if out:
+        out.with_suffix(".md").write_text(markdown(result) + "\n", "utf-8")
+        print(f"wrote {out}")
+    status = int(any(failed(row) for row in result["rows"])) if result["complete"] else 130
+    if options.kernels and result["complete"]:
         words = ["--seconds", str(max(0.0, bench.left)), *["--dry-run"] * bench.tiny, *["--no-save"] * options.no_save]
         status = max(status, kernels.main(words))
     return status
@@ -193,3 +115,89 @@ def work(options: argparse.Namespace) -> int:
 
 def failed(row: dict[str, Any]) -> bool:
     return bool(row["problem"]) and not row["problem"].startswith(("left out", "torch has none"))
+
+
+def run(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Every case in its turn; the result so far, after every line: each is measured, failed, or left out."""
+    result: dict[str, Any] = {"dry_run": bench.tiny, "complete": False, "rows": [], "seconds": {}}
+    for case in [gpu_cases.LIMITS, *cases]:
+        missing, began = list(case.rows), time.monotonic()
+        for row in measured(bench, case):
+            if isinstance(row, Row):
+                missing.remove(row.metric)
+            for line in [row] if isinstance(row, Row) else [Row(metric, problem=row) for metric in missing]:
+                line = gpu_cases.with_goal(line)
+                print("  ".join(gpu_rows.cells(line)), flush=True)
+                result["rows"].append(line.to_json())
+                stamp = bench.stamp or harness.stamp()
+                yield result | {"stamp": stamp, "limits": bench.raw_limits, "configurations": bench.configurations}
+        result["seconds"][case.name] = time.monotonic() - began
+    stamp |= {"gpu_after": harness.gpu_state().get("gpu_state")}
+    done = {"stamp": stamp, "limits": bench.raw_limits, "configurations": bench.configurations, "complete": True}
+    yield result | done
+
+
+def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
+    """Rows of the case, from a process of its own; last, why there are not more."""
+    try:
+        bench.need(case.seconds)
+    except LeftOut as error:
+        yield str(error)
+        return
+    allowed = bench.pick(max(1.0, min(PATIENCE * case.seconds, bench.left + BEYOND)), 300)
+    context: Any = multiprocessing.get_context(START)
+    if isinstance(context, multiprocessing.context.ForkServerContext):
+        context.set_forkserver_preload([gpu_cases.__name__])
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(bench, case.name, receiving, sending))
+    process.start()
+    sending.close()
+    until = time.monotonic() + allowed
+    try:
+        while receiving.poll(max(0.0, until - time.monotonic())):
+            said, known = receiving.recv()
+            bench.learn(known)
+            yield said
+            if isinstance(said, str):
+                return
+        yield f"stopped after {allowed:.0f} s"
+    except EOFError:
+        process.join()
+        yield f"the process that measured it ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection) -> None:
+    """The process. When its parent is gone it ends with the next line, which nobody receives."""
+    receiving.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    [case] = [case for case in [gpu_cases.LIMITS, *gpu_cases.CASES] if case.name == name]
+    try:
+        for row in case.run(bench):
+            sending.send((row, bench.known()))
+        problem = f"{name} ended without it"
+    except BrokenPipeError:
+        raise SystemExit("the process that started this one is gone") from None
+    except LeftOut as error:
+        problem = str(error)
+    except Exception as error:  # what stops one case must not hide the others
+        problem = kernels.said(error)
+    sending.send((problem, bench.known()))
+
+
+def compile_ahead(jobs: Sequence[Job], workers: int, seconds: float, tiny: bool = False) -> list[str]:
+    """Compiles what the cases launch, side by side, while there is time; returns what went wrong, which does no harm:
+    it occurs again where it is measured. Triton takes a second or two for each of some two hundred kernels, and keeps
+    them on disk."""
+    deadline, problems, done = time.monotonic() + seconds, list[str](), 0
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        found = pool.imap_unordered(gpu_cases.compiled, [(job, tiny) for job in jobs])
+        try:
+            while done < len(jobs):
+                problems += filter(None, [found.next(timeout=max(0.0, deadline - time.monotonic()))])
+                done += 1
+        except multiprocessing.TimeoutError:
+            problems.append(f"after {seconds:.0f} s {done} of {len(jobs)} jobs were done")
+    return [*problems, f"compiled ahead: {done} jobs, {workers} at a time"] if done else problems

@@ -20,11 +20,10 @@ from reference_impl.models.moe import MixtureOfExperts
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one machine: byte/s of a large copy (read + written), FLOP/s of large products in 16 bits and in FP8."""
+    """Of one machine: byte/s of a large copy (read + written), FLOP/s of large products in 16 bits."""
 
     copy: float
     matrix: float
-    fp8: float = 0.0
 
     def seconds(self, num_bytes: float, flops: float = 0.0) -> float:
         return max(num_bytes / self.copy, flops / self.matrix)

@@ -1,79 +1,618 @@
-"""What the GPU bench measures, the most important first: when the time is up, the last cases are left out."""
+"""The table of the GPU bench (at the end), and how each case is measured: the most important first, since when the time
+is up the last cases are left out.
+
+Decoding is timed by the host's clock, from the moment a step's tokens are there to the same moment some steps later:
+what a user sees, with whatever the host and the GPU do at the same time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import contextlib
+import gc
+import importlib.util
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from reference_impl.bench import gpu_decode as decode
-from reference_impl.bench import gpu_dependent, gpu_kernels, gpu_peers
-from reference_impl.bench import gpu_workload as workload
-from reference_impl.bench.gpu_engines import Bench
-from reference_impl.bench.gpu_rows import Row
+import torch
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-STREAM = "one stream, context 1k, {}"
-SWEEP = "decode, context 512, {}, B {{}}"
-BATCH = "256 requests of nano-vllm, qwen3-0.6b {}"
+from reference_impl.assembly.llm import LLM, Generation
+from reference_impl.assembly.worker import LocalExecutor
+from reference_impl.bench import harness, kernel_cases, kernels, peer
+from reference_impl.bench.gpu_bounds import Limits, work_of
+from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.kernel_cases import Place
+from reference_impl.features.fusion.decoder import FusedDecoder
+from reference_impl.interfaces import SamplingParams
+from reference_impl.models.shapes import SHAPES
+
+# The same families with everything small, for a dry run: Hugging Face configs.
+_TINY = {
+    "vocab_size": 10_240, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+}  # fmt: skip
+TINY: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {**_TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen3-0.6b": {**_TINY, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen3-30b-a3b": {
+        **_TINY, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    },
+}  # fmt: skip
+# Tokens that the cache has room for, and requests in a step: the 256 requests of the workload all at once; a batch of
+# 256 with 512 tokens and some more. An engine with quantized weights serves one stream.
+ROOM = {"qwen3-0.6b": (290_000, 256), "llama-3-8b": (256 * 640, 256), "qwen3-30b-a3b": (64 * 640, 64)}
+BLOCK_SIZE = 64  # tokens in a KV block on the GPU; the engine's own default, 16, is for readability
+LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph
+GRAPH_KERNELS = 1000
+SPARE_SECONDS = 180.0  # with less left, the static cache, whose step `transformers` compiles, would cost later cases
+TOKENS = "tokens/s"
+Tokens = list[list[int]]
+
+
+class LeftOut(Exception):
+    """There is not enough time left for this, or this machine has no such peer."""
+
+
+@dataclass
+class Bench:
+    """Device and time; what is known of this machine; and the engines of the case that runs.
+
+    tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
+    raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool = False
+    rounds: int = 5
+    deadline: float = float("inf")
+    raw_limits: dict[str, float] = field(default_factory=dict)
+    configurations: dict[str, Any] = field(default_factory=dict)
+    stamp: dict[str, Any] = field(default_factory=dict)
+    _engines: dict[str, LLM] = field(default_factory=dict)
+
+    def limit(self, count: Callable[[Limits], float]) -> float | None:
+        """count(limits of this machine); None where they could not be measured."""
+        return count(Limits(self.raw_limits["copy"], self.raw_limits["16 bits"])) if self.raw_limits else None
+
+    def pick(self, real: Any, tiny: Any) -> Any:
+        return tiny if self.tiny else real
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def need(self, seconds: float) -> None:
+        """LeftOut unless so many seconds are left. A dry run needs only that the deadline has not passed."""
+        if self.left < self.pick(seconds, 0):
+            raise LeftOut(f"left out: needs about {seconds:.0f} s, {max(0.0, self.left):.0f} s are left")
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def llm(self, shape: str, folder: Path | None = None, **options: Any) -> LLM:
+        """The engine of this shape and these options, made on first use: with random weights, or a folder's."""
+        tokens, seats = self.pick((4096, 1) if "quantization" in options else ROOM[shape], (4096, 8))
+        block_size = self.pick(BLOCK_SIZE, 16)
+        options = {
+            "dtype": self.dtype, "device": self.device, "block_size": block_size, "max_num_seqs": seats,
+            "num_blocks": -(-tokens // block_size) + 2 * seats, "max_num_batched_tokens": self.pick(16_384, 512),
+            "max_model_len": self.pick(8192 if shape == "llama-3-8b" else 4096, 2048), "prefix_cache": "off",
+        } | options  # fmt: skip
+        key = f"{folder or shape} {sorted(options.items(), key=str)}"
+        if key not in self._engines:
+            what: Any = TINY[shape] if self.tiny else shape
+            began = time.monotonic()
+            self._engines[key] = LLM(
+                folder or None, shape=None if folder else what, dummy_weights=not folder, **options
+            )
+            # As a server does (serving/worker.py): the garbage collector then scans what requests leave, not the model.
+            gc.collect()
+            gc.freeze()
+            said = {name: value if isinstance(value, int) else str(value) for name, value in options.items()}
+            self.configurations[key] = {"options": said, "seconds_to_make": time.monotonic() - began}
+        return self._engines[key]
+
+    def known(self) -> dict[str, Any]:
+        """For the record: of this machine, and what the engines are, with what they chose to compute with so far."""
+        for key, llm in self._engines.items():
+            engine, work = llm.engine, work_of(llm.engine)
+            self.configurations[key] |= {
+                "bytes_per_step_but_kv": work.weights(1), "kv_bytes_per_token": work.kv,
+                "num_parameters": engine.model.num_parameters(), "overlaps": engine.overlaps,
+                "graphs": isinstance(engine.executor, LocalExecutor) and engine.executor.graphs is not None,
+                "attention": type(engine.attention).__name__, "executor": statistics_of(llm),
+                "choices": engine.model.choices() if isinstance(engine.model, FusedDecoder) else {},
+            }  # fmt: skip
+        return {"raw_limits": self.raw_limits, "configurations": self.configurations, "stamp": self.stamp}
+
+    def learn(self, known: dict[str, Any]) -> None:
+        self.raw_limits, self.configurations, self.stamp = (
+            known[name] for name in ("raw_limits", "configurations", "stamp")
+        )
+
+
+def statistics_of(llm: LLM) -> dict[str, Any]:
+    """What the executor counts: steps replayed from graphs, and others. Empty where it counts nothing."""
+    executor = llm.engine.executor
+    return dict(vars(executor.stats)) if isinstance(executor, LocalExecutor) else {}
+
+
+def prompts_of(count: int, length: int) -> Tokens:
+    """Different ids in each, below any vocabulary here."""
+    return [[(7 * i + 13 * j) % 10_000 for j in range(length)] for i in range(count)]
+
+
+def greedy(new_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
+
+
+# Decoding: one stream, a sweep of batch sizes, experts, and how long the GPU is idle.
+
+
+class Decoding:
+    """`with Decoding(llm, prompts, steps)`: all prompts are computed, and all requests decode, for at least `steps`."""
+
+    def __init__(self, llm: LLM, prompts: Tokens, steps: int, warm: int = 8):
+        self.llm, self.prompts, self.steps, self.warm = llm, prompts, steps + warm + 8, warm
+        self.running: list[Generation] = []
+
+    def __enter__(self) -> Decoding:
+        sampling = greedy(self.steps + len(self.prompts))
+        try:
+            self.running += [self.llm.start(prompt, sampling) for prompt in self.prompts]
+            waits_for = {generation.request.id for generation in self.running}
+            while waits_for:
+                waits_for.difference_update(self.llm.step().tokens)
+            for _ in range(self.warm):
+                self.step()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for generation in self.running:
+            self.llm.leave(generation)
+
+    def step(self) -> None:
+        """RuntimeError if a request got no token: then the window would time something else."""
+        got = len(self.llm.step().tokens)
+        if got != len(self.running):
+            raise RuntimeError(f"a decoding step gave {got} tokens to {len(self.running)} requests")
+
+    def context(self) -> float:
+        return statistics.mean(generation.request.num_computed_tokens for generation in self.running)
+
+
+def steady(
+    bench: Bench, name: str, llm: LLM, prompts: Tokens, windows: int, steps: int, warm: int = 8
+) -> Row:  # fmt: skip
+    """Windows of equal steps in which all requests decode; the limit: steps in which each has the mean context."""
+    windows, steps = bench.pick((windows, steps), (2, 2))
+    with Decoding(llm, prompts, windows * steps, bench.pick(warm, 2)) as decoding:
+        marks, contexts = [time.perf_counter()], [decoding.context()]
+        for _ in range(windows):
+            for _ in range(steps):
+                decoding.step()
+            marks.append(time.perf_counter())
+            contexts.append(decoding.context())
+    seconds = [(b - a) / steps for a, b in itertools.pairwise(marks)]
+    means = [(a + b) / 2 for a, b in itertools.pairwise(contexts)]
+    count, context, work = len(prompts), statistics.median(means), work_of(llm.engine)
+    return Row(
+        name, TOKENS, harness.spread([count / s for s in seconds]),
+        bench.limit(lambda limits: count / work.decode_seconds([context] * count, limits)),
+        note=f"context {context:.0f}",
+        detail={"step_seconds": seconds, "contexts": means, "executor": statistics_of(llm)},
+    )  # fmt: skip
+
+
+def one_stream(bench: Bench, name: str, shape: str, **options: Any) -> Iterator[Row]:
+    """A prompt of 1,024 tokens, then 8 windows of 32 greedy tokens."""
+    yield steady(bench, name, bench.llm(shape, **options), prompts_of(1, bench.pick(1024, 24)), 8, 32, 16)
+
+
+def sweep(bench: Bench, shape: str, sizes: tuple[int, ...], metric: str) -> Iterator[Row]:
+    """Windows of 16 steps at each batch size, contexts of 512 and a few more."""
+    for size in sizes:
+        bench.need(3 + size / 40)
+        prompts = prompts_of(bench.pick(size, min(size, 4)), bench.pick(512, 12))
+        yield steady(bench, metric.format(size), bench.llm(shape), prompts, 5, 16)
+
+
+def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
+    """Steps of 256 requests, first by the clock, then under torch's profiler, which records when a kernel runs.
+
+    idle = 1 - (time in which a kernel runs, per step, from the profile) / (a step by the clock, without the profiler).
+    "Waits for the host" is the same without the short gaps, which lie between a graph's kernels.
+    """
+    size, steps, on_gpu = bench.pick(256, 4), bench.pick(16, 2), bench.device.type == "cuda"
+    llm, kind = bench.llm(shape), "CUDA" if on_gpu else "CPU"
+    with Decoding(llm, prompts_of(size, bench.pick(512, 12)), (bench.rounds + 2) * steps) as decoding:
+        walls, host = [], []
+        with waiting(llm) as waited:
+            for _ in range(bench.rounds):
+                began, before = time.perf_counter(), sum(waited)
+                for _ in range(steps):
+                    decoding.step()
+                walls.append((time.perf_counter() - began) / steps)
+                host.append(walls[-1] - (sum(waited) - before) / steps)
+        bench.wait()
+        with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profile:
+            for _ in range(steps):
+                decoding.step()
+            bench.wait()
+    spans = [
+        (event.time_range.start * 1e-6, event.time_range.end * 1e-6)
+        for event in profile.events()
+        if event.device_type.name == kind and not getattr(event, "is_user_annotation", False)
+    ]
+    busy, short = (seconds / steps for seconds in busy_seconds(spans))
+    if busy == 0:
+        raise RuntimeError("the profile has no kernels: this torch cannot trace this GPU (CUPTI)")
+    if on_gpu:  # a CPU's operators are slower while they are profiled
+        check_profile(busy, max(walls))
+    detail = {
+        "wall_seconds_per_step": walls, "kernel_seconds_per_step": busy, "kernels_per_step": len(spans) / steps,
+        "short_gaps_seconds_per_step": short, "requests": size, "steps": steps, "executor": statistics_of(llm),
+    }  # fmt: skip
+    for name, values, unit, note in (
+        (IDLE_ROWS[0], [100 * max(0.0, 1 - busy / s) for s in walls], "%",
+         "1 - time of kernels in a profile / a step by the clock"),
+        (IDLE_ROWS[1], [100 * max(0.0, 1 - (busy + short) / s) for s in walls], "%",
+         "the same, without gaps below 5 µs"),
+        (IDLE_ROWS[2], [1e6 * s for s in host], "µs", "a step by the clock less the time in executor.collect"),
+    ):  # fmt: skip
+        yield Row(name, unit, harness.spread(values), less_is_better=True, note=note, detail=detail)
+        detail = {}
+
+
+def check_profile(busy: float, wall: float) -> None:
+    """RuntimeError where kernels run for longer than the step that they are part of. Seconds per step."""
+    if busy > 1.1 * wall:
+        raise RuntimeError(
+            f"kernels run for {1e6 * busy:.0f} µs of a step in the profile, and a step without it takes "
+            f"{1e6 * wall:.0f} µs at most: the profile cannot be right"
+        )
+
+
+def busy_seconds(spans: list[tuple[float, float]]) -> tuple[float, float]:
+    """(time in which at least one kernel runs, sum of the gaps of at most LONG_GAP between kernels)."""
+    busy = short = 0.0
+    until = float("-inf")
+    for start, end in sorted(spans):
+        short += start - until if 0 < start - until <= LONG_GAP else 0.0
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy, short
+
+
+@contextlib.contextmanager
+def waiting(llm: LLM) -> Iterator[list[float]]:
+    """Seconds of each call of executor.collect: where the host waits for the device, and nowhere else."""
+    executor, seconds = llm.engine.executor, list[float]()
+    collect = executor.collect
+
+    def timed(ticket: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return collect(ticket)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    executor.collect = timed  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        del executor.collect
+
+
+# Whole requests: nano-vllm's benchmark, prefill alone, `transformers`.
+
+
+def requests(count: int = 256, longest_prompt: int = 1024, longest_output: int = 1024) -> tuple[Tokens, list[int]]:
+    """(prompts as token ids, tokens of output each), as `bench.py` of nano-vllm draws them, in its order."""
+    draw = random.Random(0)
+    shortest = min(100, longest_prompt // 2), min(100, longest_output // 2)
+    prompts = [
+        [draw.randint(0, 10_000) for _ in range(draw.randint(shortest[0], longest_prompt))] for _ in range(count)
+    ]
+    return prompts, [draw.randint(shortest[1], longest_output) for _ in range(count)]
+
+
+def timed(bench: Bench, llm: LLM, prompts: Tokens, sampling: list[SamplingParams]) -> tuple[float, Tokens]:
+    """(seconds of generate, tokens of output). RuntimeError where a request did not get as many as it asked for."""
+    bench.wait()
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, sampling)
+    seconds, given = time.perf_counter() - began, [output.token_ids for output in outputs]
+    if [len(tokens) for tokens in given] != [one.max_tokens for one in sampling]:
+        raise RuntimeError(
+            f"expected {sum(one.max_tokens or 0 for one in sampling)} tokens, got {sum(map(len, given))}"
+        )
+    return seconds, given
+
+
+def workload(bench: Bench, name: str, **options: Any) -> Iterator[Row]:
+    """nano-vllm's: temperature 0.6, no request stops early, after a short warm-up; output over seconds of generate."""
+    llm, longest = bench.llm("qwen3-0.6b", **options), bench.pick((256, 1024, 1024), (6, 24, 8))
+    prompts, outputs = requests(*longest)
+    sampling = [SamplingParams(max_tokens=n, temperature=0.6, ignore_eos=True, seed=i) for i, n in enumerate(outputs)]
+    llm.engine.capture_graphs(2048)  # otherwise within what is timed
+    llm.generate([[1, 2, 3, 4]], SamplingParams(max_tokens=16, temperature=0.6, ignore_eos=True))  # their warm-up
+    seconds, collected = list[float](), list[dict[str, float]]()
+    for turn in range(bench.pick(3, 1)):
+        if turn and bench.left < 2 * max(seconds):
+            break
+        with collecting() as pauses:
+            seconds.append(timed(bench, llm, prompts, sampling)[0])
+        collected.append({"seconds": sum(pauses), "longest": max(pauses, default=0.0), "runs": len(pauses)})
+    work, lengths, steps = work_of(llm.engine), [len(p) for p in prompts], llm.engine.trace.steps()
+    yield Row(
+        name, TOKENS, harness.spread([sum(outputs) / s for s in seconds]),
+        bench.limit(lambda limits: sum(outputs) / work.workload_seconds(lengths, outputs, limits)),
+        note=f"{sum(lengths):,} tokens in, {sum(outputs):,} out; prefix cache off",
+        detail={
+            # Preempting: 0 where the cache has room for all.
+            "seconds": seconds, "steps": {"steps": len(steps), "preempting": sum(bool(s.preempted) for s in steps)},
+            "executor": statistics_of(llm), "garbage_collector": collected,
+        },
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[float]]:
+    """Seconds of each run of Python's garbage collector meanwhile: the host does nothing else during one."""
+    seconds, began = list[float](), [0.0]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = time.perf_counter()
+        else:
+            seconds.append(time.perf_counter() - began[0])
+
+    gc.callbacks.append(note)
+    try:
+        yield seconds
+    finally:
+        gc.callbacks.remove(note)
+
+
+def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
+    """Prompts computed in one step, until each has its first token."""
+    llm, length = bench.llm("llama-3-8b"), bench.pick(length, 100)
+    runs = bench.pick(bench.rounds, 1) + 1  # the first warms up
+    seconds = [timed(bench, llm, prompts_of(count, length), [greedy(1)] * count)[0] for _ in range(runs)][1:]
+    tokens, flops = count * length, count * work_of(llm.engine).prefill_flops(length)
+    rates = harness.spread([tokens / s for s in seconds])
+    yield Row(
+        name, TOKENS, rates, bench.limit(lambda limits: tokens * limits.matrix / flops),
+        note=f"{flops * rates['median'] / tokens / 1e12:.0f} TFLOP/s of the model's operations",
+        detail={"seconds": seconds, "flops": flops},
+    )  # fmt: skip
+
+
+def peers(bench: Bench) -> Iterator[Row]:
+    """The same weights, drawn by `transformers` and loaded by both, the same prompts, as many greedy tokens.
+
+    Without FlashAttention `transformers` runs its continuous batching on paged SDPA, about five times slower than its
+    path through FlashAttention-3.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise LeftOut("left out: transformers is not installed here")
+    with tempfile.TemporaryDirectory() as name:
+        theirs = peer.random_transformers(bench.pick(SHAPES, TINY)["qwen3-0.6b"], Path(name), bench.dtype, bench.device)
+        room = {"num_blocks": bench.pick(64 * 1152 // BLOCK_SIZE + 256, 256), "max_num_seqs": 64}
+        llm = bench.llm("qwen3-0.6b", folder=Path(name), **room)
+        new = bench.pick(128, 6)
+
+        def generate(prompts: Tokens, cache: str) -> tuple[float, Tokens]:
+            began = time.perf_counter()
+            tokens = theirs.padded(prompts, [new] * len(prompts), cache)
+            return time.perf_counter() - began, tokens
+
+        def continuous(prompts: Tokens) -> tuple[float, Tokens]:
+            tokens = theirs.continuous(prompts, [new] * len(prompts), *bench.pick((256, 8192), (32, 512)))
+            return theirs.seconds, tokens
+
+        def ours(prompts: Tokens) -> tuple[float, Tokens]:
+            return timed(bench, llm, prompts, [greedy(new)] * len(prompts))
+
+        one, many = prompts_of(1, bench.pick(1024, 24)), requests(*bench.pick((64, 1024, 1024), (4, 24, 8)))[0]
+        runs = {"ours": partial(ours, one), "generate, dynamic cache": partial(generate, one, "dynamic")}
+        static = {"generate, static cache": "left out: no time to compile"}
+        if bench.tiny or bench.left > SPARE_SECONDS:
+            runs, static = runs | {"generate, static cache": partial(generate, one, "static")}, {}
+        yield compared(bench, PEER_ROWS[0], theirs, one, new, runs, static)
+        runs = {"ours": partial(ours, many), "padded generate": partial(generate, many, "dynamic")}
+        runs["continuous batching, paged SDPA"] = partial(continuous, many)
+        yield compared(bench, PEER_ROWS[1], theirs, many, new, runs, {})
+
+
+def compared(
+    bench: Bench, metric: str, theirs: peer.Transformers, prompts: Tokens, new: int,
+    runs: Mapping[str, Callable[[], tuple[float, Tokens]]], left_out: dict[str, str],
+) -> Row:  # fmt: skip
+    """Each in its turn; the first round warms up. A peer that cannot run is named, with its reason. Where greedy tokens
+    diverge, the two must be a near-tie."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    texts: dict[str, Tokens] = {}
+    problems = dict(left_out)
+    for turn, name in itertools.product(range(bench.pick(3, 1) + 1), runs):
+        if name in problems or (turn > 1 and bench.left < 20):
+            continue
+        try:
+            taken, texts[name] = runs[name]()
+        except Exception as error:
+            if name == "ours":
+                raise
+            problems[name] = f"{type(error).__name__}: {error}"[:200]
+            continue
+        seconds[name] += [taken] * (turn > 0)
+    same, differs = dict[str, Any](), list[str]()
+    for name, tokens in texts.items():
+        if [len(row) for row in tokens] != [new] * len(prompts):
+            raise RuntimeError(f"{name}: expected {new} tokens for each prompt, got {[len(row) for row in tokens]}")
+        try:
+            same |= {} if name == "ours" else {name: peer.agreement(theirs, prompts, texts["ours"], tokens)}
+        except RuntimeError as error:  # the times are measured, and worth keeping
+            differs.append(f"{name}: {error}"[:300])
+    rates = {name: [len(prompts) * new / s for s in taken] for name, taken in seconds.items() if taken}
+    others = {name: statistics.median(values) for name, values in rates.items() if name != "ours"}
+    best = max(others, key=others.__getitem__) if others else None
+    notes = [f"{name} did not run: {problem}" for name, problem in problems.items()]
+    return Row(
+        metric, TOKENS, harness.spread(rates["ours"]), peer=None if best is None else (best, others[best]),
+        note="; ".join(["with prefill", *notes]), problem="; ".join(sorted(differs)),
+        detail={
+            "seconds": seconds, "tokens_per_second": others, "same_tokens": same, "did_not_run": problems,
+            "prompt_tokens": [len(p) for p in prompts], "new_tokens": new,
+        },
+    )  # fmt: skip
+
+
+# The machine, and its kernels.
+
+
+def limits(bench: Bench) -> Iterator[Row]:
+    """What this machine does at best, measured as in the bench of kernels; all other limits are counted from these."""
+    bench.stamp = harness.stamp() | harness.gpu_state()
+    place, timer = Place(bench.device, bench.dtype, bench.tiny), kernels.OnCpu() if bench.tiny else kernels.OnGpu(15)
+    bench.raw_limits = kernels.limits(place, timer)
+    for metric, name, unit in zip(LIMIT_ROWS, ("copy", "16 bits", "fp8"), ("TB/s", *["TFLOP/s"] * 2), strict=False):
+        value = bench.raw_limits[name] * 1e-12
+        yield Row(metric, unit, harness.spread([value])) if value else Row(metric, problem="torch has none here")
+    gaps = launch_gap(bench)
+    bench.raw_limits["launch_gap"] = statistics.median_high(gaps)
+    yield Row(LIMIT_ROWS[3], "µs", harness.spread([1e6 * gap for gap in gaps]), less_is_better=True,
+              note="from one tiny kernel to the next, with the kernel")  # fmt: skip
+
+
+def launch_gap(bench: Bench) -> list[float]:
+    """Seconds from the start of one kernel that does almost nothing to the next, in a graph of many."""
+    x = torch.zeros(1, device=bench.device)
+    if bench.device.type != "cuda":
+        return harness.interleave({"one": lambda: x.add_(1)}, 3)["one"]
+    x.add_(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_KERNELS):
+            x.add_(1)
+    return [seconds / GRAPH_KERNELS for seconds in kernels.OnGpu(5)({"graph": graph.replay}, False)["graph"]]
+
+
+def kernels_with_goals(bench: Bench) -> Iterator[Row]:
+    """One after another, as long as there is time. A dry run checks two."""
+    timer = kernels.OnCpu() if bench.tiny else kernels.OnGpu(15)
+    place = Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
+    for case in KERNELS:
+        if bench.left < 5 or (bench.tiny and case not in KERNELS[:2]):
+            yield kernels.row_of(case.name, {"left_out": "left out: `bench kernels` has them all"})
+            continue
+        # So short a time that no peer is compiled: `bench kernels` has them.
+        result = kernels.run([case], place, timer, min(bench.left, 15.0), limit=bench.raw_limits)
+        yield kernels.row_of(case.name, result["cases"][case.name])
+
+
+# What is compiled ahead: (shape, options, requests in a step: each of these has tiles of its own).
+ENGINES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    ("qwen3-0.6b", {}, (64, 32, 8)),
+    ("llama-3-8b", {}, (64, 32, 8)),
+    ("qwen3-30b-a3b", {}, (64, 8)),
+    ("llama-3-8b", {"quantization": "fp8"}, (1,)),
+    ("llama-3-8b", {"quantization": "int4"}, (1,)),
+    ("qwen3-0.6b", {"kv_dtype": "fp8"}, (8,)),
+]
+Job = str | tuple[str, dict[str, Any], int]  # the name of a kernel's case, or an engine
+
+
+def jobs() -> list[Job]:
+    """Kernels first, by name: they are short, and the tests that come next launch them; then the longest."""
+    engines = [(shape, options, n) for shape, options, rows in ENGINES for n in rows]
+    return [*(case.name for case in kernel_cases.CASES), *engines]
+
+
+def compiled(given: tuple[Job, bool]) -> str:
+    """Does the work of (job, tiny), with models of two layers. Returns what went wrong, or ""."""
+    job, tiny = given
+    try:
+        if isinstance(job, str):
+            [case] = [case for case in kernel_cases.CASES if case.name == job]
+            device, dtype = ("cpu", torch.float16) if tiny else ("cuda", torch.bfloat16)
+            case.make(Place(torch.device(device), dtype, tiny)).ours()
+            return ""
+        shape, options, rows = job
+        where: dict[str, Any] = (
+            {"dtype": "float32", "device": "cpu"} if tiny else {"dtype": "bfloat16", "device": "cuda"}
+        )
+        llm = LLM(
+            shape=TINY[shape] if tiny else SHAPES[shape] | {"num_hidden_layers": 2}, dummy_weights=True, **where,
+            block_size=BLOCK_SIZE, num_blocks=64, max_num_seqs=rows, max_model_len=2048, prefix_cache="off", **options,
+        )  # fmt: skip
+        llm.engine.capture_graphs(1)  # of each number of rows, for the shortest contexts: all have the same kernels
+        for length in (1000, 100, 3):  # they cover every choice made by the number of tokens
+            llm.generate([[1] * length], SamplingParams(max_tokens=2, temperature=0.6, ignore_eos=True))
+        llm.engine.close()
+    except Exception as error:  # what stops one job must not stop the others
+        return f"{job}: {type(error).__name__}: {str(error).strip()[:200]}"
+    return ""
 
 
 @dataclass(frozen=True)
 class Case:
     """rows: the metrics that `run` gives, one after another. seconds: how long it takes, with its kernels compiled
-    ahead (an estimate, until a GPU has been measured); with less time left it does not begin.
-
-    fresh: it begins with an empty GPU.
-    """
+    ahead (an estimate, until a GPU has been measured); with less time left it does not begin."""
 
     name: str
     rows: tuple[str, ...]
     seconds: float
     run: Callable[[Bench], Iterator[Row]]
-    fresh: bool = False
 
 
-def _stream(words: str, shape: str, seconds: float, **options: Any) -> Case:
-    name = STREAM.format(f"{shape} {words}")
-    return Case(name, (name,), seconds, lambda bench: decode.one_stream(bench, name, shape, **options))
+def _one(name: str, seconds: float, run: Callable[..., Iterator[Row]], *given: Any, **options: Any) -> Case:
+    return Case(name, (name,), seconds, lambda bench: run(bench, name, *given, **options))
 
 
-def _workload(words: str, seconds: float, **options: Any) -> Case:
-    name = BATCH.format(words)
-    return Case(name, (name,), seconds, lambda bench: workload.workload(bench, name, **options))
-
-
-def _sweep(shape: str, seconds: float, sizes: tuple[int, ...] = SIZES, fresh: bool = False) -> Case:
-    metric = SWEEP.format(f"{shape} bf16")
+def _sweep(shape: str, seconds: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)) -> Case:
+    metric = f"decode, context 512, {shape} bf16, B {{}}"
     rows = tuple(metric.format(size) for size in sizes)
-    return Case(metric.format("1-256"), rows, seconds, lambda b: decode.sweep(b, shape, sizes, metric), fresh)
+    return Case(metric.format("1-256"), rows, seconds, lambda bench: sweep(bench, shape, sizes, metric))
 
 
-def _prefill(words: str, count: int, length: int) -> Case:
-    name = f"prefill, llama-3-8b bf16, {words}"
-    return Case(name, (name,), 15, lambda b: workload.prefill(b, name, count, length))
-
-
+STREAM, BATCH = "one stream, context 1k, {}", "256 requests of nano-vllm, qwen3-0.6b {}"
+LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP8", "launch gap in a graph")
+IDLE_ROWS = ("GPU idle, qwen3-0.6b, B 256", "GPU waits for the host, same", "work of the host per step, same")
+PEER_ROWS = ("generate, qwen3-0.6b bf16, 1,024 in and 128 out", "64 requests, qwen3-0.6b bf16, 128 out each")
+KERNELS = [case for case in kernel_cases.CASES if case.goal is not None]
+LIMITS = Case("limits", LIMIT_ROWS, 12, limits)
 CASES = [
-    Case("dependent launches", gpu_dependent.ROWS, 30, gpu_dependent.dependent),
-    _workload("bf16", 40),
-    _stream("bf16", "llama-3-8b", 25),
-    _stream("bf16", "qwen3-0.6b", 8),
-    _stream("FP8 linears", "llama-3-8b", 22, quantization="fp8"),
-    _stream("W4", "llama-3-8b", 22, quantization="int4"),
-    _workload("FP8 KV", 32, kv_dtype="fp8"),
-    Case("peers", gpu_peers.ROWS, 51, gpu_peers.peers),
-    _prefill("8k", 1, 8128),
-    _prefill("2 x 8k", 2, 8128),
+    _one(BATCH.format("bf16"), 40, workload),
+    _one(STREAM.format("llama-3-8b bf16"), 25, one_stream, "llama-3-8b"),
+    _one(STREAM.format("qwen3-0.6b bf16"), 8, one_stream, "qwen3-0.6b"),
+    _one(STREAM.format("llama-3-8b FP8 linears"), 22, one_stream, "llama-3-8b", quantization="fp8"),
+    _one(STREAM.format("llama-3-8b W4"), 22, one_stream, "llama-3-8b", quantization="int4"),
+    _one(BATCH.format("FP8 KV"), 32, workload, kv_dtype="fp8"),
+    Case("peers", PEER_ROWS, 51, peers),
+    _one("prefill, llama-3-8b bf16, 8k", 15, prefill, 1, 8128),
+    _one("prefill, llama-3-8b bf16, 2 x 8k", 15, prefill, 2, 8128),
     _sweep("qwen3-0.6b", 20),
-    # After the peers: a profiler stays attached in part, which slows down cases that launch many kernels.
-    Case("GPU idle", decode.IDLE_ROWS, 15, decode.idle),
+    Case("GPU idle", IDLE_ROWS, 15, idle),
     _sweep("llama-3-8b", 30),
-    Case("kernels", gpu_kernels.ROWS, 20, gpu_kernels.kernels_with_goals),
-    _sweep("qwen3-30b-a3b", 60, (1, 64), fresh=True),
+    Case("kernels", tuple(kernels.METRIC.format(case.name) for case in KERNELS), 20, kernels_with_goals),
+    _sweep("qwen3-30b-a3b", 60, (1, 64)),
 ]
 
-TOKENS = "tokens/s"
 # From the project's list of goals: goal, stretch, unit.
 GOALS: dict[str, tuple[float, float | None, str]] = {
     BATCH.format("bf16"): (28_000, 31_000, TOKENS),
@@ -82,7 +621,7 @@ GOALS: dict[str, tuple[float, float | None, str]] = {
     STREAM.format("llama-3-8b FP8 linears"): (420, 480, TOKENS),
     STREAM.format("llama-3-8b W4"): (600, 700, TOKENS),
     STREAM.format("qwen3-0.6b bf16"): (1900, 2500, TOKENS),
-    decode.IDLE_ROWS[0]: (2, None, "%"),
+    IDLE_ROWS[0]: (2, None, "%"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lines of the GPU bench's table: what we reached, beside the best peer, the limit of this machine, and the goal."""
+"""A line of the GPU bench's table: what we reached, beside the best peer, the limit of this machine, and the goal."""
 
 from __future__ import annotations
 
@@ -44,31 +44,26 @@ class Row:
 
 def from_json(row: dict[str, Any]) -> Row:
     fields = {name: value for name, value in row.items() if name != "percent_of_limit"}
-    if fields.get("peer"):
-        fields["peer"] = tuple(fields["peer"])
-    return Row(**fields)
+    return Row(**fields | {"peer": tuple(row["peer"]) if row.get("peer") else None})
 
 
 def cells(row: Row) -> list[str]:
     """metric, ours with its range, best peer, limit, % of limit, goal."""
     goal = "-"
     if row.goal is not None:
-        further = f", stretch {number(row.stretch)}" if row.stretch is not None else ""
         sign = "≤ " if row.less_is_better and not row.goal_unit else ""
-        goal = f"{sign}{number(row.goal)} {row.goal_unit or row.unit}".rstrip() + further
+        goal = f"{sign}{number(row.goal)} {row.goal_unit or row.unit}".rstrip()
+        goal += f", stretch {number(row.stretch)}" if row.stretch is not None else ""
         goal += f" ({row.note})" if row.goal_unit and row.note else ""
     if row.ours is None:
         return [row.metric, row.problem or "nothing was measured", "-", "-", "-", goal]
-    s = row.ours
-    of_it = row.percent_of_limit
+    median, least, most = (number(row.ours[name]) for name in ("median", "min", "max"))
     return [
-        row.metric,
-        f"{number(s['median'])} {row.unit} ({number(s['min'])}-{number(s['max'])})",
+        row.metric, f"{median} {row.unit} ({least}-{most})",
         "-" if row.peer is None else f"{row.peer[0]} {number(row.peer[1])}",
         "-" if row.limit is None else number(row.limit),
-        "-" if of_it is None else f"{of_it:.0f} %",
-        goal,
-    ]
+        "-" if row.percent_of_limit is None else f"{row.percent_of_limit:.0f} %", goal,
+    ]  # fmt: skip
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

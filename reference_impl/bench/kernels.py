@@ -20,12 +20,15 @@ from typing import Any
 import torch
 
 from reference_impl.bench import harness
+from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.kernel_cases import CASES, Case, Goal, Place, wrong
 
 NEEDS = (
     "expected a GPU that torch sees (torch.cuda.is_available()), Triton, and no TRITON_INTERPRET; --dry-run tries this "
     "program on any machine that has Triton"
 )
 PAUSE = 4_000_000  # clocks of the GPU: two milliseconds
+METRIC = "kernel: {}"  # in the table of `bench gpu`
 COMPILING_SECONDS = 40.0  # what a peer that compiles may need; with less time left it is left out
 
 
@@ -75,7 +78,7 @@ class OnCpu:
 Timer = OnGpu | OnCpu
 
 
-def limits(place: Any, timer: Timer) -> dict[str, float]:
+def limits(place: Place, timer: Timer) -> dict[str, float]:
     """byte/s of copying (read and written), FLOP/s of a large product in 16 bits and in FP8 (0: torch cannot), and the
     seconds that two events see with nothing between them: every figure contains them."""
     source = torch.ones(place.pick(2**30, 2**16), dtype=torch.int8, device=place.device)
@@ -94,13 +97,13 @@ def limits(place: Any, timer: Timer) -> dict[str, float]:
         fp8()
         runs["fp8"] = fp8
     except Exception as error:  # an older GPU, say; the limit of such a case is then that of 16 bits
-        print(f"torch has no product in FP8 here: {_said(error)}")
+        print(f"torch has no product in FP8 here: {said(error)}")
     seconds = {name: statistics.median(values) for name, values in timer(runs, False).items()}
     return found | {"nothing": seconds.pop("nothing")} | {name: work[name] / s for name, s in seconds.items()}
 
 
 def run(
-    cases: Sequence[Any], place: Any, timer: Timer, seconds: float, limit: dict[str, float] | None = None
+    cases: Sequence[Case], place: Place, timer: Timer, seconds: float, limit: dict[str, float] | None = None
 ) -> dict[str, Any]:
     """All cases, until the time is up; the rest is named as left out. limit: the limits, if they are known already."""
     deadline = time.monotonic() + seconds
@@ -116,15 +119,13 @@ def run(
         try:
             result["cases"][case.name] = measure(case, place, timer, result["limits"], deadline)
         except Exception as error:  # what stops one case must not hide the others
-            result["cases"][case.name] = {"error": _said(error)}
+            result["cases"][case.name] = {"error": said(error)}
         print(line(case.name, result["cases"][case.name]), flush=True)
     result["seconds"] = seconds - (deadline - time.monotonic())
     return result
 
 
-def measure(case: Any, place: Any, timer: Timer, limit: dict[str, float], deadline: float) -> dict[str, Any]:
-    from reference_impl.bench.kernel_work import wrong
-
+def measure(case: Case, place: Place, timer: Timer, limit: dict[str, float], deadline: float) -> dict[str, Any]:
     work = case.make(place)
     found = work.ours()
     if problem := wrong(work, found):
@@ -136,12 +137,12 @@ def measure(case: Any, place: Any, timer: Timer, limit: dict[str, float], deadli
             continue
         try:
             runs[name] = peer.prepare()
-            theirs, ours = (work.part(r).double() for r in (runs[name](), found))
-            if float((theirs - ours).abs().max()) > 0.1 * float(ours.abs().max()):
+            theirs, mine = (work.part(r).double() for r in (runs[name](), found))
+            if float((theirs - mine).abs().max()) > 0.1 * float(mine.abs().max()):
                 raise ValueError("it computes something else")
         except Exception as error:
             runs.pop(name, None)
-            errors[name] = _said(error)
+            errors[name] = said(error)
     seconds = timer(runs, work.cold)
     matrix = limit[work.precision] or limit["16 bits"]
     least = max(work.moved / limit["copy"], work.flops / matrix)
@@ -165,7 +166,7 @@ def measure(case: Any, place: Any, timer: Timer, limit: dict[str, float], deadli
     return entry
 
 
-def _reached(goal: Any, entry: dict[str, Any], others: dict[str, float]) -> float | None:
+def _reached(goal: Goal, entry: dict[str, Any], others: dict[str, float]) -> float | None:
     """What was reached, in the goal's unit; None if the peer that it names did not run."""
     if goal.unit == "% of limit":
         return float(entry["percent_of_limit"])
@@ -175,9 +176,9 @@ def _reached(goal: Any, entry: dict[str, Any], others: dict[str, float]) -> floa
     return None if peer is None else peer / float(entry["seconds"]["ours"]["median"])
 
 
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+def said(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:300]
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
@@ -200,6 +201,22 @@ HEADER = (
     f"{'case':42}{'ours, µs':>10}{'spread':>9}{'rate':>9} {'':8}{'limit, µs':>9}{'of it':>9}  "
     f"{'best peer, we are so many times':32}goal"
 )
+
+
+def row_of(name: str, found: dict[str, Any]) -> Row:
+    """An entry as a line of the table of `bench gpu`, in µs; a goal stays in the unit that the case says."""
+    [goal] = [case.goal for case in CASES if case.name == name] or [None]
+    aim: dict[str, Any] = {} if goal is None else {"goal": goal.value, "goal_unit": goal.unit}
+    metric, problem = METRIC.format(name), found.get("error") or found.get("left_out")
+    if problem:
+        return Row(metric, problem=problem, **aim)
+    ours = {key: value if key == "runs" else 1e6 * value for key, value in found["seconds"]["ours"].items()}
+    best, reached = found.get("best_peer"), found.get("goal", {}).get("reached")
+    return Row(
+        metric, "µs", ours, 1e6 * found["limit_seconds"], less_is_better=True, detail=found,
+        peer=None if best is None else (best, 1e6 * found["seconds"][best]["median"]),
+        note="" if reached is None else f"reached {reached:.3g}", **aim,
+    )  # fmt: skip
 
 
 def notes(result: dict[str, Any]) -> str:
@@ -248,9 +265,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not ready:
         print(NEEDS, file=sys.stderr)
         return 2
-    from reference_impl.bench.kernel_cases import CASES
-    from reference_impl.bench.kernel_work import Place
-
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         parser.error(f"--only {options.only!r}: expected a part of one of: {'; '.join(case.name for case in CASES)}")

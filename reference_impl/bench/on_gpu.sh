@@ -17,8 +17,8 @@ SECONDS=0
 
 # The processes that it starts are ended with it.
 if ((WARM > 0)); then
-    timeout --kill-after=5 $((WARM + 15)) "$PYTHON" -m reference_impl.bench.gpu_warm --seconds "$WARM" 2>&1 |
-        tee "$OUT/warm.log"
+    timeout --kill-after=5 $((WARM + 45)) "$PYTHON" -m reference_impl.bench gpu --warm "$WARM" --seconds 0 --no-save 2>&1 |
+        tee "$OUT/warm.log" # no time is left for a case
 fi
 
 mapfile -t FILES < <(grep -rlE 'mark\.gpu' tests --include='test_*.py' | sort)

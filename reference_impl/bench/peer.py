@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,17 @@ NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, f
 
 class Transformers:
     """A model in `transformers`, greedy: the course model, or that in `folder`. Every request gets exactly the number
-    of tokens it asks for."""
+    of tokens it asks for. seconds: what continuous batching took at last, without starting its thread."""
 
-    def __init__(self, dtype: str, folder: str | Path | None = None):
+    def __init__(self, dtype: str, folder: str | Path | None = None, device: str | torch.device = "cpu"):
         try:
             import transformers
         except ImportError:
             raise SystemExit("inferlab bench cpu compares with transformers: pip install 'inferlab[test]'") from None
         transformers.logging.set_verbosity_error()
-        folder = str(folder or course_model("target"))
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        folder, self.device, self.seconds = str(folder or course_model("target")), torch.device(device), 0.0
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model = loaded.to(self.device).eval()
         # Stopping at an end token would make the work unequal.
         self.model.generation_config.eos_token_id = None
 
@@ -33,8 +36,8 @@ class Transformers:
     def padded(self, prompts: Sequence[list[int]], new_tokens: Sequence[int], cache: str) -> list[list[int]]:
         """One batch, padded on the left, that runs until its longest output is done; the surplus is cut off."""
         longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=self.device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=self.device)
         out = self.model.generate(
             ids,
             attention_mask=mask,
@@ -45,22 +48,23 @@ class Transformers:
         )
         return [row[longest : longest + n].tolist() for row, n in zip(out, new_tokens, strict=True)]
 
-    def continuous(self, prompts: Sequence[list[int]], new_tokens: Sequence[int]) -> list[list[int]]:
-        """Its continuous batching, without the warm-up for CUDA graphs, with blocks for all requests at once."""
+    def continuous(
+        self, prompts: Sequence[list[int]], new_tokens: Sequence[int], page: int = 32, step_tokens: int = 512
+    ) -> list[list[int]]:
+        """Its continuous batching, with blocks of `page` tokens for all requests at once; on a GPU with CUDA graphs."""
         from transformers import GenerationConfig
         from transformers.generation import ContinuousBatchingConfig
 
-        page_size = 32
-        config = ContinuousBatchingConfig(
-            page_size=page_size,
-            num_blocks=sum(-(-(len(p) + n) // page_size) + 1 for p, n in zip(prompts, new_tokens, strict=True)),
-            max_batch_tokens=512,
-        )
+        blocks = sum(-(-(len(p) + n) // page) + 1 for p, n in zip(prompts, new_tokens, strict=True))
+        fields = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+        size = {"page_size" if "page_size" in fields else "block_size": page}  # 5.17 says block_size, 5.23 page_size
+        config = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=step_tokens, **size)
         generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         done: dict[str, list[int]] = {}
         with self.model.continuous_batching_context_manager(
-            generation_config=generation, continuous_batching_config=config, warmup=False
+            generation_config=generation, continuous_batching_config=config, warmup=self.device.type == "cuda"
         ) as manager:
+            began = time.perf_counter()
             for i, (prompt, n) in enumerate(zip(prompts, new_tokens, strict=True)):
                 manager.add_request(prompt, str(i), max_new_tokens=n)
             while len(done) < len(prompts):
@@ -69,12 +73,27 @@ class Transformers:
                     done[result.request_id] = list(result.generated_tokens)
                 elif result is None and not manager.is_running():
                     raise RuntimeError("the continuous batching of transformers ended before its requests did")
+            self.seconds = time.perf_counter() - began
         return [done[str(i)] for i in range(len(prompts))]
 
     @torch.inference_mode()
     def next_logits(self, tokens: list[int]) -> torch.Tensor:
-        """[vocab_size] float32, after tokens."""
-        return self.model(torch.tensor([tokens])).logits[0, -1].float()
+        """[vocab_size] float32 on the host, after tokens."""
+        return self.model(torch.tensor([tokens], device=self.device)).logits[0, -1].float().cpu()
+
+
+def random_transformers(
+    shape: Mapping[str, Any], folder: Path, dtype: torch.dtype, device: torch.device
+) -> Transformers:
+    """Qwen3 of this shape with random weights, and in `folder` the same for others. Loaded from there: a loaded model
+    keeps its rotary frequencies in float32, which .to(dtype) rounds."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    with device:
+        transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape)).to(dtype).save_pretrained(folder)
+    return Transformers(str(dtype).removeprefix("torch."), folder, device)
 
 
 def agreement(

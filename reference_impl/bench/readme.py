@@ -91,9 +91,9 @@ def gpu_part(result: dict[str, Any] | None) -> str:
 
 
 def kernels_part(result: dict[str, Any]) -> str:
-    from reference_impl.bench import gpu_kernels, gpu_rows
+    from reference_impl.bench import gpu_rows, kernels
 
-    rows = [gpu_kernels.row_of(name, found) for name, found in result["cases"].items()]
+    rows = [kernels.row_of(name, found) for name, found in result["cases"].items()]
     stamp = result["stamp"]
     return "\n".join([
         "`python -m reference_impl.bench kernels` measures:", "", *gpu_rows.table(rows), "",

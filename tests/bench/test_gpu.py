@@ -17,49 +17,32 @@ import pytest
 import torch
 
 import reference_impl
-from reference_impl.bench import (
-    gpu,
-    gpu_cases,
-    gpu_decode,
-    gpu_dependent,
-    gpu_kernels,
-    gpu_peers,
-    gpu_rows,
-    gpu_run,
-    gpu_workload,
-    harness,
-)
-from reference_impl.bench.gpu_bounds import Limits
-from reference_impl.bench.gpu_cases import CASES, Case
-from reference_impl.bench.gpu_engines import Bench, OutOfTime
+from reference_impl.bench import gpu, gpu_cases, gpu_rows, harness, kernels
+from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Bench, Case, LeftOut
 from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.kernel_cases import CASES as KERNELS
+from reference_impl.interfaces import SamplingParams
 
 ROOT = Path(reference_impl.__file__).parent.parent
-ALL_ROWS = [*gpu_run.LIMIT_ROWS, *(row for case in CASES for row in case.rows)]
+ALL_ROWS = [row for case in [LIMITS, *CASES] for row in case.rows]
 
 
-# The program, whose second process, too, is a fork, if MEASURES is the command line of one; and its id.
+# The program, whose processes are forks of it; and its id.
 PROGRAM = """
-import json, os, sys
+import os, sys
 from reference_impl.bench import gpu
-if measures := json.loads(os.environ.pop("MEASURES")):
-    gpu._python = lambda *words: measures
+gpu.START = "fork"
 print(os.getpid(), flush=True)
 sys.exit(gpu.main(sys.argv[1:]))
 """
 Forked = Callable[[Sequence[str]], list[str]]
+OWN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
-def start(forked: Forked, *arguments: str, cold: bool = False) -> tuple[subprocess.Popen[str], int]:
-    """What stands for `python -m reference_impl.bench gpu`, and the id of the process itself. cold: the process that
-    measures is the one's child, with a Python of its own."""
-    measures = None if cold else forked(("-m", "reference_impl.bench", "gpu"))
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def start(forked: Forked, *arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """What stands for `python -m reference_impl.bench gpu`, and the id of the process itself."""
     command = forked(("-c", PROGRAM, *arguments))
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env=own | {"MEASURES": json.dumps(measures)},
-    )  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=OWN)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -74,7 +57,25 @@ def parent(process: Path) -> int | None:
 
 
 def tiny(**fields: Any) -> Bench:
-    return Bench(torch.device("cpu"), torch.float32, tiny=True, limits=Limits(1e9, 1e9), **fields)
+    limits = {"copy": 1e9, "16 bits": 1e9, "fp8": 0.0}
+    return Bench(torch.device("cpu"), torch.float32, **{"tiny": True, "raw_limits": limits} | fields)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases run here: this process has computed, and is not to be forked."""
+
+    def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
+        try:
+            bench.need(case.seconds)
+            yield from case.run(bench)
+            yield f"{case.name} ended without it"
+        except LeftOut as error:
+            yield str(error)
+        except Exception as error:
+            yield kernels.said(error)
+
+    monkeypatch.setattr(gpu, "measured", measured)
 
 
 def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, tmp_path: Path) -> None:
@@ -86,8 +87,8 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, t
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert [row["metric"] for row in result["rows"]] == ALL_ROWS
     unmeasured = {row["metric"] for row in result["rows"] if row["ours"] is None}
-    here = {*gpu_kernels.ROWS[2:], *gpu_dependent.ROWS}
-    assert unmeasured == here, "a dry run proves two kernels, and all the rest that needs no GPU"
+    here = [f"kernel: {case.name}" for case in KERNELS if case.goal is not None][2:]
+    assert unmeasured == set(here), "a dry run proves two kernels, and all the rest that needs no GPU"
     table = out[out.index(gpu_rows.COLUMNS) :]
     assert (tmp_path / "gpu.md").read_text().strip() in out
     for metric in ALL_ROWS:
@@ -96,7 +97,7 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, t
     by_name = {row["metric"]: row for row in result["rows"]}
     for metric, (goal, stretch, unit) in gpu_cases.GOALS.items():
         assert (by_name[metric]["goal"], by_name[metric]["stretch"], by_name[metric]["unit"]) == (goal, stretch, unit)
-    for metric in gpu_peers.ROWS:
+    for metric in gpu_cases.PEER_ROWS:
         assert by_name[metric]["detail"]["did_not_run"] == {}
         assert by_name[metric]["peer"][0] in by_name[metric]["detail"]["same_tokens"]
     assert result["complete"]
@@ -104,34 +105,51 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, t
     assert result["stamp"]["versions"]["torch"] == torch.__version__
 
 
+ABSENT = (
+    "typer", "rich", "click", "pydantic", "yaml", "transformers", "jinja2", "matplotlib", "platformdirs", "scipy",
+    "pytest", "hypothesis", "llguidance",
+)  # fmt: skip
+
+
+def test_it_runs_with_torch_triton_numpy_safetensors_and_tokenizers_alone(forked: Forked, tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    program = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT}))\n{PROGRAM}"
+    for only, case in (("1k, qwen3-0.6b", 1), ("peers", 2)):
+        command = forked(("-c", program, "--dry-run", "--out", str(out), "--only", only))
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=OWN, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = json.loads(out.read_text())["rows"][len(LIMIT_ROWS) :]
+        expected = {"left out: transformers is not installed here"} if only == "peers" else {""}
+        assert (len(rows), {row["problem"] for row in rows}) == (case, expected)
+
+
 def test_who_is_killed_leaves_what_he_had_found(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    process, pid = start(forked, "--dry-run", "--out", str(out), "--only", "one stream", cold=True)
+    process, pid = start(forked, "--dry-run", "--out", str(out), "--only", "one stream")
     until = time.monotonic() + 600
-    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
+    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(LIMIT_ROWS)):
         assert process.poll() is None or out.exists(), process.communicate()
         assert time.monotonic() < until
         time.sleep(0.01)
     measuring = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == pid]
-    assert len(measuring) == 1
     os.kill(pid, signal.SIGKILL)
     process.wait()
     seen = len(json.loads(out.read_text())["rows"])
-    while any(parent(path) is not None for path in measuring):  # the process that measured ends with its next line
+    while any(parent(path) is not None for path in measuring):  # what measured ends with its next line
         assert time.monotonic() < until
         time.sleep(0.01)
     result = json.loads(out.read_text())
-    assert len(result["rows"]) <= seen + 1
+    assert len(result["rows"]) == seen
     assert not result["complete"]
     assert "ended before its last case" in gpu.markdown(result)
-    assert result["rows"][len(gpu_run.LIMIT_ROWS)]["ours"]["median"] > 0
+    assert result["rows"][len(LIMIT_ROWS)]["ours"]["median"] > 0
 
 
 def test_ctrl_c_leaves_a_table_of_what_was_found_and_says_where(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     process, pid = start(forked, "--dry-run", "--out", str(out), "--only", "one stream")
     until = time.monotonic() + 600
-    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
+    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(LIMIT_ROWS)):
         assert process.poll() is None or out.exists(), process.communicate()
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -141,7 +159,7 @@ def test_ctrl_c_leaves_a_table_of_what_was_found_and_says_where(forked: Forked, 
     assert f"wrote {out}" in printed
     table = (tmp_path / "gpu.md").read_text()
     assert "ended before its last case" in table
-    assert f"\n| {gpu_run.LIMIT_ROWS[0]} | " in table
+    assert f"\n| {LIMIT_ROWS[0]} | " in table
 
 
 def test_what_was_measured_before_stays_where_nothing_new_is(
@@ -149,7 +167,7 @@ def test_what_was_measured_before_stays_where_nothing_new_is(
 ) -> None:
     out = tmp_path / "gpu.json"
     out.write_text('{"of": "yesterday"}')
-    monkeypatch.setattr(gpu, "_python", lambda *words: [sys.executable, "-c", "import os; os.abort()"])
+    monkeypatch.setattr(gpu, "measured", lambda bench, case: iter(["the process that measured it ended with status 1"]))
     assert gpu.main(["--dry-run", "--out", str(out)]) == 1
     assert out.read_text() == '{"of": "yesterday"}'
     assert "nothing was measured" in capsys.readouterr().err
@@ -176,28 +194,30 @@ def works(bench: Bench) -> Iterator[Row]:
 BROKEN, SOUND = Case("broken", ("first", "second"), 1, fails), Case("sound", ("third",), 1, works)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_fails_is_a_line_and_hides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "CASES", [BROKEN, SOUND])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # which a dry run sets, for good
+    monkeypatch.setattr(gpu_cases, "CASES", [BROKEN, SOUND])
     out = tmp_path / "gpu.json"
-    words = ["--dry-run", "--out", str(out), "--until", str(time.monotonic() + 800)]  # in this process
+    words = ["--dry-run", "--out", str(out)]
     assert gpu.main(words) == 1
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["metric"], row["problem"]) for row in rows[len(gpu_run.LIMIT_ROWS) :]] == [
+    assert [(row["metric"], row["problem"]) for row in rows[len(LIMIT_ROWS) :]] == [
         ("first", ""), ("second", "ValueError: broken | in two"), ("third", ""),
     ]  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert "| second | ValueError: broken / in two | - | - | - | - |" in lines
     assert "| third | 3 tokens/s (3-3) | - | 4 | 75 % | - |" in lines
-    monkeypatch.setattr(gpu, "CASES", [SOUND])
+    monkeypatch.setattr(gpu_cases, "CASES", [SOUND])
     assert gpu.main(words) == 0
 
 
-# A program with cases of its own in the place of the bench's, as supervise starts it.
+# A program with cases of its own in the place of the bench's.
 FAULTY = """
-import ctypes, os, signal, sys, time
-from reference_impl.bench import gpu, gpu_run, harness
+import ctypes, signal, sys, time
+from reference_impl.bench import gpu, gpu_cases, harness
 from reference_impl.bench.gpu_cases import Case
 from reference_impl.bench.gpu_rows import Row
 
@@ -209,70 +229,60 @@ def crashes(bench):
     ctypes.string_at(0)
 
 def hangs(bench):
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # as in a call of CUDA's that never returns
     yield row("before the hang")
-    time.sleep(600)
-
-def loses(bench):
-    def broken(everything=True):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    bench.release = broken
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    yield
+    time.sleep(600)  # as in a call of CUDA's that never returns
 
 def ends(bench):
     yield row("before the end")
-    bench.record = None
+    raise SystemExit(3)
 
 def sound(bench):
-    assert bench.release.__name__ == "release", "this process has lost its GPU"
     yield row("sound")
 
-gpu_run.PATIENCE, gpu_run.GRACE, HANGS = 1, 1, 5
+gpu.START, gpu.PATIENCE, HANGS = "fork", 1, 5
 # Only what hangs is stopped: the others, limits too, have the time of a dry run, on however busy a machine.
-gpu_run.Bench.pick = lambda self, real, tiny: real if (real, tiny) == (HANGS, 300) else tiny
-gpu.CASES = [
+gpu.Bench.pick = lambda self, real, tiny: real if (real, tiny) == (HANGS, 300) else tiny
+gpu_cases.CASES = [
     Case("crashes", ("before the crash", "crash"), 99, crashes),
     Case("hangs", ("before the hang", "hang"), HANGS, hangs),
-    Case("loses", ("lost",), 99, loses), Case("ends", ("before the end", "end"), 99, ends),
+    Case("ends", ("before the end", "end"), 99, ends),
     Case("sound", ("sound",), 99, sound),
 ]
 sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
-def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(forked: Forked, tmp_path: Path) -> None:
+def test_what_crashes_hangs_or_ends_costs_its_own_case(forked: Forked, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = forked(("-c", FAULTY, "--dry-run", "--out", str(out), "--until", str(time.monotonic() + 800)))
-    assert gpu.supervise(command, out) == 1
+    command = forked(("-c", FAULTY, "--dry-run", "--out", str(out)))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=OWN, timeout=600)
+    assert done.returncode == 1, done.stderr
     result = json.loads(out.read_text())
-    assert [(row["metric"], row["problem"]) for row in result["rows"][len(gpu_run.LIMIT_ROWS) :]] == [
+    assert [(row["metric"], row["problem"]) for row in result["rows"][len(LIMIT_ROWS) :]] == [
         ("before the crash", ""), ("crash", "the process that measured it ended with status -11"),
-        ("before the hang", ""), ("hang", "the process that measured it stopped answering and was killed"),
-        ("lost", "RuntimeError: CUDA error: an illegal memory access was encountered"),
-        ("before the end", ""), ("end", "the process that measured it ended with status 1"), ("sound", ""),
+        ("before the hang", ""), ("hang", "stopped after 5 s"),
+        ("before the end", ""), ("end", "the process that measured it ended with status 3"), ("sound", ""),
     ]  # fmt: skip
     assert result["complete"]
+    assert result["stamp"]["versions"]["torch"] == torch.__version__
 
 
-def test_a_program_that_cannot_begin_is_not_started_again_and_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert gpu.supervise([sys.executable, "-c", "import os; os.abort()"], tmp_path / "gpu.json") == 1
-    assert "ended with status -6 before it began" in capfd.readouterr().err
-
-
+@pytest.mark.usefixtures("in_this_process")
 def test_a_line_that_is_missing_is_an_error() -> None:
-    result = gpu_run.run(tiny(), [Case("silent", ("nothing",), 1, lambda bench: iter(()))], None)
+    *_, result = gpu.run(tiny(), [Case("silent", ("nothing",), 1, lambda bench: iter(()))])
     assert result["rows"][-1]["problem"] == "silent ended without it"
     assert gpu.failed(result["rows"][-1])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_the_time_does_not_reach_is_named_and_is_no_error() -> None:
     bench = tiny(deadline=time.monotonic() + 100)
-    bench.pick = lambda real, tiny: real  # type: ignore[method-assign]  # a dry run asks nobody for time
+    bench.pick = lambda real, tiny: real  # type: ignore[method-assign]  # a dry run asks for no time
+    begin = replace(LIMITS, run=lambda bench: iter(Row(row, "s", harness.spread([1.0])) for row in LIMIT_ROWS))
     slow = replace(SOUND, seconds=1000)
-    result = gpu_run.run(bench, [slow, Case("late", ("in time", "too late"), 1, late)], None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_cases, "LIMITS", begin)
+        *_, result = gpu.run(bench, [slow, Case("late", ("in time", "too late"), 1, late)])
     problems = {row["metric"]: row["problem"] for row in result["rows"]}
     assert problems["third"].startswith("left out: needs about 1000 s, ")
     assert problems["in time"] == ""
@@ -282,25 +292,7 @@ def test_what_the_time_does_not_reach_is_named_and_is_no_error() -> None:
 
 def late(bench: Bench) -> Iterator[Row]:
     yield Row("in time", "s", harness.spread([1.0]))
-    raise OutOfTime("left out: needs about 500 s")
-
-
-def test_what_hangs_is_stopped_and_the_timer_of_others_goes_on() -> None:
-    rang: list[int] = []
-    handler = signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
-    timer = signal.setitimer(signal.ITIMER_REAL, 250)
-    try:
-        with pytest.raises(TimeoutError, match="stopped after 0 s"), gpu_run.at_most(0):
-            time.sleep(60)
-        with gpu_run.at_most(100):
-            pass
-        assert 200 < signal.getitimer(signal.ITIMER_REAL)[0] <= 250
-        assert signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, None)
-        os.kill(os.getpid(), signal.SIGALRM)
-        assert rang == [1]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+    raise LeftOut("left out: needs about 500 s")
 
 
 @pytest.mark.slow
@@ -313,7 +305,7 @@ def test_one_command_for_a_machine_with_a_gpu_tests_and_measures(tmp_path: Path)
     assert "tests 0, bench 0" in done.stdout
     assert json.loads((out / "gpu.json").read_text())["complete"]
     assert (out / "warm.log").read_text()
-    name = gpu_decode.IDLE_ROWS[0]
+    name = gpu_cases.IDLE_ROWS[0]
     log = (out / "gpu.log").read_text().splitlines()
     assert sum(line.startswith((name, f"| {name}")) for line in log) == 2, "when it is measured, and in the table"
     assert "passed" in (out / "tests.log").read_text() or "skipped" in (out / "tests.log").read_text()
@@ -338,7 +330,7 @@ def test_without_a_gpu_it_says_what_it_needs(capsys: pytest.CaptureFixture[str])
 def test_a_name_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main(["--dry-run", "--only", "two streams"])
-    assert "expected a part of one of: dependent launches; 256 requests of nano-vllm" in capsys.readouterr().err
+    assert "expected a part of one of: 256 requests of nano-vllm" in capsys.readouterr().err
 
 
 def test_inferlab_bench_gpu_is_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,77 +365,75 @@ def test_names_of_lines_are_unique_and_every_goal_has_one() -> None:
 
 
 def test_the_cases_fit_into_the_eight_minutes_by_their_own_estimates() -> None:
-    assert gpu.WARM + 12 + sum(case.seconds for case in CASES) <= 480
+    assert gpu.WARM + sum(case.seconds for case in [LIMITS, *CASES]) <= 480
 
 
 def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
     bench = tiny()
     llm = bench.llm("llama-3-8b", max_num_seqs=2)
     with pytest.raises(RuntimeError, match=r"a decoding step gave \d tokens to 3 requests"):
-        gpu_decode.steady(bench, llm, gpu_decode.prompts_of(3, 8), 2, 2)
+        gpu_cases.steady(bench, "three", llm, gpu_cases.prompts_of(3, 8), 2, 2)
     assert not llm.engine.requests  # and nobody is left behind
 
 
 def test_without_limits_what_was_reached_is_still_told() -> None:
     bench = tiny()
-    bench.limits = None
-    [stream] = gpu_decode.one_stream(bench, "stream", "llama-3-8b")
-    [prefill] = gpu_workload.prefill(bench, "prefill", 1, 100)
+    bench.raw_limits = {}
+    [stream] = gpu_cases.one_stream(bench, "stream", "llama-3-8b")
+    [prefill] = gpu_cases.prefill(bench, "prefill", 1, 100)
     for row in (stream, prefill):
         assert row.ours is not None
         assert row.limit is row.percent_of_limit is None
 
 
 def test_a_profile_that_is_busier_than_its_steps_is_not_believed() -> None:
-    gpu_decode.check_profile(1.09e-3, 1e-3)
+    gpu_cases.check_profile(1.09e-3, 1e-3)
     with pytest.raises(
         RuntimeError, match="1200 µs of a step in the profile, and .* 1000 µs at most: the profile cannot be right"
     ):
-        gpu_decode.check_profile(1.2e-3, 1e-3)
+        gpu_cases.check_profile(1.2e-3, 1e-3)
 
 
 def test_beside_load_a_dry_run_of_a_profile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU operators take longer while they are profiled, and beside other work by any factor."""
-    monkeypatch.setattr(gpu_decode, "busy_seconds", lambda spans: (1e6, 0.0))
-    assert [row.ours for row in gpu_decode.idle(tiny(), "qwen3-0.6b")]
+    monkeypatch.setattr(gpu_cases, "busy_seconds", lambda spans: (1e6, 0.0))
+    assert [row.ours for row in gpu_cases.idle(tiny(), "qwen3-0.6b")]
 
 
 def test_windows_count_tokens_and_contexts_of_every_request() -> None:
     bench = tiny()
-    found = gpu_decode.steady(bench, bench.llm("llama-3-8b"), gpu_decode.prompts_of(3, 10), 2, 2, warm=2)
-    assert found.requests == 3
-    assert [b - a for a, b in zip(found.contexts, found.contexts[1:], strict=False)] == [2.0]
-    assert 10 + 2 <= found.contexts[0] <= 10 + 8
-    assert found.tokens_per_second()["median"] == pytest.approx(
-        harness.spread([3 / s for s in found.step_seconds])["median"]
-    )
+    row = gpu_cases.steady(bench, "three", bench.llm("llama-3-8b"), gpu_cases.prompts_of(3, 10), 2, 2, warm=2)
+    first, second = row.detail["contexts"]
+    assert second - first == 2.0
+    assert 10 + 2 <= first <= 10 + 8
+    assert row.ours == harness.spread([3 / s for s in row.detail["step_seconds"]])
 
 
-def test_engines_are_shared_and_given_back() -> None:
+def test_a_case_makes_an_engine_once_and_the_record_says_what_it_is() -> None:
     bench = tiny()
     plain, quantized = bench.llm("llama-3-8b"), bench.llm("llama-3-8b", quantization="int4")
     assert bench.llm("llama-3-8b") is plain
-    bench.release(everything=False)
-    assert bench.llm("llama-3-8b") is plain
-    assert bench.llm("llama-3-8b", quantization="int4") is not quantized
-    bench.release()
-    assert bench.llm("llama-3-8b") is not plain
+    assert bench.llm("llama-3-8b", quantization="int4") is quantized
+    found = list(bench.known()["configurations"].values())
+    assert [engine["options"].get("quantization") for engine in found] == [None, "int4"]
+    assert found[0]["bytes_per_step_but_kv"] > found[1]["bytes_per_step_but_kv"]
+    assert {"seconds_to_make", "num_parameters", "overlaps", "graphs", "attention", "choices"} < set(found[0])
 
 
 def test_kernels_that_run_together_count_once_and_only_short_gaps_are_a_graphs() -> None:
     spans = [(1.0, 2.0), (0.0, 1.5), (2.000002, 3.0), (2.5, 2.6), (4.0, 5.0)]
-    busy, short = gpu_decode.busy_seconds(spans)
+    busy, short = gpu_cases.busy_seconds(spans)
     assert busy == pytest.approx(2.0 + 0.999998 + 1.0)
     assert short == pytest.approx(2e-6)
-    assert gpu_decode.busy_seconds([]) == (0.0, 0.0)
+    assert gpu_cases.busy_seconds([]) == (0.0, 0.0)
 
 
 def test_waiting_for_the_executor_is_timed_and_left_as_it_was() -> None:
     bench = tiny()
     llm = bench.llm("llama-3-8b")
     collect = llm.engine.executor.collect
-    with gpu_decode.waiting(llm) as seconds:
-        llm.generate([[1, 2, 3]], gpu_peers.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    with gpu_cases.waiting(llm) as seconds:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
     assert len(seconds) == 3
     assert all(s >= 0 for s in seconds)
     assert llm.engine.executor.collect == collect
@@ -455,7 +445,7 @@ class Peer:
 
 
 def compared(**runs: Any) -> Row:
-    return gpu_peers.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
+    return gpu_cases.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
 
 
 def test_a_peer_that_cannot_run_is_named_and_we_are_measured() -> None:
@@ -479,7 +469,7 @@ def test_a_peer_that_says_something_else_is_an_error() -> None:
     assert row.ours is not None  # what was measured stays
     assert row.peer == ("other", 2.0)
     assert gpu.failed(row.to_json())
-    said = gpu.markdown(gpu_run.begin(tiny=True) | {"rows": [row.to_json()]})
+    said = gpu.markdown({"stamp": harness.stamp(), "dry_run": True, "complete": False, "rows": [row.to_json()]})
     assert said.endswith(f"\n- metric: {row.problem}; with prefill")
     with pytest.raises(RuntimeError, match="expected 2 tokens for each prompt"):
         compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[1]]))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import reference_impl
-from reference_impl.bench import gpu_predict
 from reference_impl.bench.gpu_bounds import Work
 from reference_impl.theory.model_shapes import model
+from tests.bench import gpu_predictions
 
 NOTES = Path(reference_impl.__file__).parent / "bench" / "NOTES.md"
 
@@ -94,26 +94,26 @@ def test_launches_of_a_layer_are_those_of_the_predictions() -> None:
         [sys.executable, "-P", "-c", RECORDED], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    few, many = gpu_predict.PER_LAYER, gpu_predict.PER_LAYER_MANY
-    assert gpu_predict.FEW_TOKENS == 64
+    few, many = gpu_predictions.PER_LAYER, gpu_predictions.PER_LAYER_MANY
+    assert gpu_predictions.FEW_TOKENS == 64
     assert json.loads(done.stdout) == [few["none"], few["fp8"], few["int4"], few["none"], few["none"], many, many]
 
 
 def test_the_notes_have_the_predictions_of_today() -> None:
-    assert "\n".join(gpu_predict.lines()) in NOTES.read_text("utf-8")
+    assert "\n".join(gpu_predictions.lines()) in NOTES.read_text("utf-8")
 
 
 def test_predictions_count_bytes_as_the_bench_does() -> None:
     """The bench counts what an engine holds: tests/bench/test_gpu_bounds.py proves those against the same shapes."""
     llama = model("llama-3-8b")
-    assert gpu_predict.work(llama) == Work(2 * llama.linear_params, 131_072, 6_979_321_856, 525_336_576, 524_288)
-    eight = gpu_predict.work(model("qwen3-0.6b"), kv_bytes=1, kv_scale=4)
+    assert gpu_predictions.work(llama) == Work(2 * llama.linear_params, 131_072, 6_979_321_856, 525_336_576, 524_288)
+    eight = gpu_predictions.work(model("qwen3-0.6b"), kv_bytes=1, kv_scale=4)
     assert eight.kv == 114_688 / 2 + 2 * 28 * 8 * 4
-    assert replace(eight, kv=114_688.0) == gpu_predict.work(model("qwen3-0.6b"))
+    assert replace(eight, kv=114_688.0) == gpu_predictions.work(model("qwen3-0.6b"))
 
 
 def test_a_gap_between_any_two_kernels_is_what_a_step_loses() -> None:
-    num_bytes, least, lost = gpu_predict.stream("llama-3-8b", "none")
+    num_bytes, least, lost = gpu_predictions.stream("llama-3-8b", "none")
     assert num_bytes == 2 * model("llama-3-8b").linear_params + 1024 * 131_072
     assert least == pytest.approx(num_bytes / 4.3e12)
     assert lost == pytest.approx((32 * 6 + 10) * 1.3e-6)

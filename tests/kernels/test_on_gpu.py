@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 
-from reference_impl.bench.kernel_cases import CASES, Case
-from reference_impl.bench.kernel_work import Place, wrong
+from reference_impl.bench.kernel_cases import CASES, Case, Place, wrong
 from reference_impl.kernels import reference
 from tests.kernels.paged import check, make
 

@@ -1,4 +1,4 @@
-"""`python -m reference_impl.bench.gpu_predict`: what a GPU should reach, before anything is measured; for NOTES.md.
+"""`python -m tests.bench.gpu_predictions`: what a GPU should reach, before anything is measured, for bench/NOTES.md.
 
 A step takes the time of its bytes at the bandwidth of a copy, and a gap between any two of its kernels. Both rates are
 those of one H200 as the project's goals assume them; bytes and launches are counted, and the counts are tested.
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from reference_impl.bench.gpu_bounds import Limits, Work
-from reference_impl.bench.gpu_cases import BATCH, GOALS, STREAM
+from reference_impl.bench.gpu_cases import BATCH, GOALS, STREAM, requests
 from reference_impl.bench.gpu_rows import number
-from reference_impl.bench.gpu_workload import requests
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.model_shapes import ModelShape, model
 
