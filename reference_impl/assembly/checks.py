@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import FollowsOptions, Parts
 from reference_impl.assembly.speculation import BY_ITSELF
+from reference_impl.core.engine import Afterwards, Engine, EngineFeature, FinishedStep, Flight
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
 from reference_impl.features.kv_formats.formats import kv_format
 from reference_impl.features.swap.scheduling import Swapping
@@ -18,6 +20,7 @@ from reference_impl.interfaces import (
     BlockPool,
     Clock,
     Executor,
+    FetchesPages,
     HostProposer,
     KVCache,
     KVManager,
@@ -27,6 +30,7 @@ from reference_impl.interfaces import (
     PrefixIndex,
     Proposer,
     ReadsScales,
+    Reply,
     Request,
     RunsStages,
     Sampler,
@@ -231,6 +235,32 @@ def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
             f"Parts.kv_manager has {kv_manager.num_available} blocks to give; the KV cache has {num_blocks}: "
             f"pass num_blocks={kv_manager.num_available}, or a manager of that many"
         )
+
+
+class CheckedParts(EngineFeature):
+    """Looks at what a scheduler or an executor from Parts does, where an engine would else go wrong silently."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._has_appended = False
+
+    def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
+        """ValueError where the reply speaks of transfers, and the KV manager has begun none."""
+        kv = self.engine.kv
+        if (reply.transfers or reply.layers_moved) and not isinstance(kv, FetchesPages):
+            moved = [*reply.layers_moved, *(end.id for end in reply.transfers)]
+            raise ValueError(
+                f"the reply to step {reply.step_id} speaks of transfers {moved}; {type(kv).__name__} has begun none"
+            )
+        return reply, None if self._has_appended else partial(self._check_appended, flight)
+
+    def _check_appended(self, flight: Flight, done: FinishedStep) -> FinishedStep:
+        """The first token that a request got: of the kind that it should be."""
+        grown = [flight.requests[name] for name, new in done.output.tokens.items() if new]
+        for request in [request for request in grown if not request.holds][:1]:
+            check_appended(self.engine.scheduler, request)
+            self._has_appended = True
+        return done
 
 
 def check_appended(scheduler: Scheduler, request: Request) -> None:

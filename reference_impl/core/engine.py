@@ -6,25 +6,41 @@ A request has tokens, some of them computed. A step computes new tokens of many 
 and decodes side by side; the requests whose last token it reaches get the next one.
 
 The engine owns no policy and no tensor: scheduler, KV manager and executor are parts, made elsewhere (`alone.py`).
+
+Several steps may be in flight: step N + 1 is planned and submitted before step N is collected (asynchronous scheduling,
+as in vLLM and SGLang), and where an executor runs stages, as many steps are in flight as there are stages.
+
+    depth 1:  submit 1, collect 1 | submit 2, collect 2 | ...
+    depth 2:  submit 1 | submit 2, collect 1 | submit 3, collect 2 | ...
+    depth 3:  submit 1 | submit 2 | submit 3, collect 1 | submit 4, collect 2 | ...
+
+With more than one, a step is planned before the tokens of those in flight are known. Their requests are advanced when
+they are submitted (`PlansAhead.advance`), and the KV manager keeps blocks that were given up until the steps that may
+use them are collected (`DefersReuse`).
 """
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from reference_impl.core.planner import Planner, output_of
 from reference_impl.core.requests import check_plain, make_request
 from reference_impl.interfaces import (
     Clock,
+    DefersReuse,
     Executor,
     KVManager,
+    PlansAhead,
     Reply,
     Request,
     RequestArrived,
     RequestFinished,
+    RequestState,
     SamplingParams,
     Scheduler,
     Step,
@@ -32,6 +48,8 @@ from reference_impl.interfaces import (
     StepOutput,
     StepPlan,
     TakesEvents,
+    Transfers,
+    WaitsOnPurpose,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +70,16 @@ class StepResult:
     finished: tuple[Request, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A step submitted and not collected. requests: by id, those of the plan's rows at least."""
+
+    plan: StepPlan
+    requests: Mapping[str, Request]
+    step: Step
+    ticket: Any
+
+
 class FinishedStep(NamedTuple):
     """A step that was collected, and what it gave. num_sampled: as of `StepDone`."""
 
@@ -61,9 +89,47 @@ class FinishedStep(NamedTuple):
     num_sampled: tuple[int, ...] = ()
 
 
+# What is left to do for a collected step when its requests have their tokens; None: nothing.
+Afterwards: TypeAlias = Callable[[FinishedStep], FinishedStep] | None
+
+
+class EngineFeature:
+    """What an engine does besides. Features stand side by side, and know nothing of one another. A feature has some of
+    these hooks; of each, those of all features are called in their order."""
+
+    def has_work(self) -> bool:
+        """Whether there is something to do beside tokens to compute."""
+        return False
+
+    def begin(self, now: float) -> None:
+        """A step begins: nothing is scheduled yet."""
+
+    def needs_step(self) -> bool:
+        """Whether a step is to be submitted although nothing was scheduled."""
+        return False
+
+    def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
+        """The message for the worker, before it is submitted."""
+        return step
+
+    def submitted(self, flight: Flight) -> None:
+        """The step runs, and all that it depends on was collected."""
+
+    def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
+        """The reply, before the scheduler has it."""
+        return reply, None
+
+    def close(self) -> None:
+        """Before the executor is closed."""
+
+
+HOOKS = [name for name, hook in vars(EngineFeature).items() if inspect.isfunction(hook)]
+
+
 class Engine:
     """block_size: tokens in a KV block. num_blocks: of the KV cache. max_model_len: positions of a request. trace: what
-    events go to; None: they are dropped."""
+    events go to; None: they are dropped. depth: how many steps may be submitted before the first of them is collected;
+    for more than one, the scheduler `PlansAhead` and the KV manager `DefersReuse`."""
 
     def __init__(
         self,
@@ -78,13 +144,26 @@ class Engine:
         clock: Clock,
         trace: TakesEvents | None = None,
         planner: Planner | None = None,
+        depth: int = 1,
     ):
         self.model, self.scheduler, self.kv, self.executor = model, scheduler, kv, executor
         self.block_size, self.num_blocks, self.max_model_len = block_size, num_blocks, max_model_len
         self.clock, self.trace = clock, trace
         self.planner = Planner(block_size) if planner is None else planner
+        self.depth = depth
+        self.features: list[EngineFeature] = []
+        self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in HOOKS}
         self.requests: dict[str, Request] = {}  # those not finished
+        self.in_flight: deque[Flight] = deque()  # oldest first
+        self.lost: BaseException | None = None  # the error of a step that others were planned on
         self._num_added = 0
+
+    def use(self, feature: EngineFeature) -> None:
+        """It joins the others, for good."""
+        self.features.append(feature)
+        for name, hooks in self._hooks.items():
+            if name in vars(type(feature)):
+                hooks.append(getattr(feature, name))
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -101,8 +180,7 @@ class Engine:
     ) -> Request:
         """A request, not queued yet. others: fields of `Request`. Errors of `make_request`."""
         request_id = self._new_id() if request_id is None else request_id
-        if request_id in self.requests:
-            raise ValueError(f"request id {request_id!r} is in use")
+        self.check_name(request_id)
         c = self.model.config
         limits = f"max_model_len {self.max_model_len}, KV cache {self.num_blocks} blocks of {self.block_size}"
         return make_request(
@@ -110,32 +188,49 @@ class Engine:
             most_tokens=self.max_request_len, limits=limits, arrival=self.clock.now(), **others,
         )  # fmt: skip
 
+    def check_name(self, request_id: str) -> None:
+        if request_id in self.requests:
+            raise ValueError(f"request id {request_id!r} is in use")
+
     def enqueue(self, request: Request) -> Request:
+        """With its other samples, `children`, which the scheduler forks when its prompt is computed."""
+        children = [*request.children]  # a scheduler may take them as requests of their own
         self.scheduler.add(request)  # if it raises, nothing was stored yet
-        self._arrived(request)
+        for each in (request, *children):
+            self.arrived(each)
         return request
 
-    def _arrived(self, request: Request) -> None:
+    def arrived(self, request: Request) -> None:
+        """The scheduler has the request."""
         self.requests[request.id] = request
         if self.trace is not None:
             self.trace.add(RequestArrived(request.arrival, request.id, request.num_prompt_tokens))
 
     def abort(self, request_id: str, reason: str = "abort", num_dropped: int = 0) -> None:
-        """Stops a request and frees its blocks. num_dropped: of its last tokens, so many are taken back: a stop string
-        may end before the last of a step that gave several. KeyError if it is not running or waiting."""
-        request = self._unfinished(request_id)
+        """Stops a request, and samples that were not forked from it yet, and frees its blocks. num_dropped: of its last
+        tokens, so many are taken back: a stop string may end before the last of a step that gave several. KeyError if
+        it is not running or waiting."""
+        self.stop(self.unfinished(request_id), reason, num_dropped)
+        self._drain()
+
+    def stop(self, request: Request, reason: str, num_dropped: int = 0) -> None:
+        """As `abort`, also while a step is collected."""
+        children = [*request.children]
         if num_dropped:
             request.drop(num_dropped)
-        self.scheduler.abort(request_id)
-        request.finish_reason = reason
-        self._finished(request)
+        self.scheduler.abort(request.id)
+        for each in (request, *children):
+            each.finish_reason = reason
+            self.finish(each)
 
-    def _unfinished(self, request_id: str) -> Request:
+    def unfinished(self, request_id: str) -> Request:
+        """The request of this name. KeyError if it is not running or waiting."""
         if request_id not in self.requests:
             raise KeyError(f"no unfinished request {request_id!r}; unfinished: {sorted(self.requests)}")
         return self.requests[request_id]
 
-    def _finished(self, request: Request) -> None:
+    def finish(self, request: Request) -> None:
+        """The scheduler has it no more."""
         del self.requests[request.id]
         self.planner.close(request.id)
         if self.trace is not None:
@@ -145,37 +240,98 @@ class Engine:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether there is a token to compute."""
-        return self.scheduler.has_work()
+        """Whether there is a token to compute, or a step to collect."""
+        return bool(self.in_flight) or self.scheduler.has_work() or any(hook() for hook in self._hooks["has_work"])
 
     def step(self) -> StepResult:
-        """One forward pass over what the scheduler chooses. RuntimeError where requests wait and it chooses nothing."""
-        now = self.clock.now()
-        plan = self.scheduler.schedule(now)
-        if not (plan.rows or plan.preempted):
-            self.check_idle(now)
-            return StepResult({}, ())
-        try:
-            step = self.planner.step(plan, self.requests)
-            reply = self.executor.collect(self.executor.submit(step))
-            done = self.update(plan, step, reply, self.requests)
-        except BaseException:
-            self.planner.close_all()  # so that a step that is tried again opens every slot
-            raise
-        return self.record(done)
+        """Submits what the scheduler chooses as one forward pass, and collects one: the same or, with several in
+        flight, the oldest, so that the first steps of such an engine have no tokens.
 
-    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
-        """Appends what was sampled to the requests. requests: by id, those of the plan's rows at least.
-        FloatingPointError if a row has no token: `features/failing` ends its request instead."""
+        RuntimeError where requests wait and nothing is chosen, or an earlier step was lost."""
+        if self.lost is not None:
+            self.check_not_lost()
+        now = self.clock.now()
+        for begin in self._hooks["begin"]:
+            begin(now)
+        plan = self.scheduler.schedule(now)
+        is_work = plan.rows or plan.preempted or plan.transfers.is_work
+        if not (is_work or self.in_flight or any(hook() for hook in self._hooks["needs_step"])):
+            self._check_idle(now)
+            return StepResult({}, ())
+        done = None
+        try:
+            if is_submitted := bool(is_work or not self.in_flight):
+                self._submit(plan)
+            if len(self.in_flight) == self.depth > 1 or not is_submitted:
+                done = self._collect()
+            if is_submitted:  # after the step before was collected, whose tokens were in flight until then
+                for submitted in self._hooks["submitted"]:
+                    submitted(self.in_flight[-1])
+                if self.depth > 1:  # what it computes counts as computed, so that the next one can be planned
+                    cast(PlansAhead, self.scheduler).advance(plan)
+            if self.depth == 1:
+                done = self._collect()
+        except BaseException as error:
+            self._lose(error)
+            raise
+        result = StepResult({}, ()) if done is None else self._record(done)
+        if self.in_flight:
+            self._drain()
+        return result
+
+    def _submit(self, plan: StepPlan) -> None:
+        requests: Mapping[str, Request] = self.requests
+        if self.depth > 1:  # when it is collected, some may have ended
+            requests = {row.request_id: self.requests[row.request_id] for row in plan.rows}
+        step = self.planner.step(plan, self.requests)
+        for message in self._hooks["message"]:
+            step = message(step, plan, requests)
+        self.in_flight.append(Flight(plan, requests, step, self.executor.submit(step)))
+        if self.depth > 1:
+            cast(DefersReuse, self.kv).step_submitted(plan.step_id)
+
+    def _collect(self) -> FinishedStep:
+        """Waits for the oldest step in flight, and gives its tokens to their requests. FloatingPointError if a row has
+        no token: `features/failing` ends its request instead."""
+        flight = self.in_flight.popleft()
+        plan, reply = flight.plan, self.executor.collect(flight.ticket)
+        ended: set[str] = set()  # while the step ran: their names may be others' by now
+        if self.depth > 1:
+            ended = {name for name, r in flight.requests.items() if r.state is RequestState.FINISHED}
+            cast(DefersReuse, self.kv).step_collected(plan.step_id)
+        afterwards = []
+        for collected in self._hooks["collected"]:
+            reply, then = collected(flight, reply)
+            if then is not None:
+                afterwards.append(then)
         for at, error in reply.errors.items():
             raise FloatingPointError(f"request {plan.rows[at].request_id!r}: {error}")
         output = output_of(reply, plan.rows)
-        return FinishedStep(plan, output, self.scheduler.update(plan, output))
+        done = FinishedStep(plan, output, self.scheduler.update(plan, output))
+        if ended:
+            done = self._without(ended, done)
+        for then in afterwards:
+            done = then(done)
+        return done
 
-    def record(self, done: FinishedStep) -> StepResult:
-        """Adds the step to the trace, and drops the requests that finished."""
+    def _without(self, ended: set[str], done: FinishedStep) -> FinishedStep:
+        """What came too late is dropped."""
+        plan, output = done.plan, done.output
+        rows = tuple(
+            row._replace(samples=row.samples and row.request_id not in ended)
+            for row in plan.rows
+            if row.request_id not in ended or row.request_id not in self.requests
+        )
+        num_undrafted = min(plan.num_undrafted, sum(not row.num_drafts for row in rows))
+        tokens = {name: new for name, new in output.tokens.items() if name not in ended}
+        plan = replace(plan, rows=rows, num_undrafted=num_undrafted)
+        return done._replace(plan=plan, output=replace(output, tokens=tokens))
+
+    def _record(self, done: FinishedStep) -> StepResult:
+        """Adds the step to the trace, unless it only asked for transfers, and drops the requests that finished."""
         plan, output, finished, num_sampled = done
-        if self.trace is not None:
+        moved = output.transfers or output.layers_moved or plan.transfers != Transfers()
+        if self.trace is not None and (plan.rows or plan.preempted or moved):
             self.trace.add(
                 StepDone(
                     plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,
@@ -185,16 +341,50 @@ class Engine:
                 )
             )  # fmt: skip
         for request in finished:
-            self._finished(request)
+            self.finish(request)
         return StepResult(output.tokens, tuple(finished))
 
-    def check_idle(self, now: float) -> None:
-        """Nothing was planned: right only if there is nothing to compute."""
-        if self.has_work():
+    def _check_idle(self, now: float) -> None:
+        """Nothing was planned: right only if there is nothing to compute, if held requests are in the way until a token
+        is appended to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
+        waits_until = self.scheduler.next_event(now) if isinstance(self.scheduler, WaitsOnPurpose) else None
+        if self.has_work() and waits_until is None and not any(request.holds for request in self.requests.values()):
             raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
 
+    def _drain(self) -> None:
+        """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed
+        step: an abort that follows it should not raise one more error."""
+        while self.in_flight and not self.requests and self.lost is None:
+            try:
+                done = self._collect()
+            except BaseException as error:
+                self._lose(error)
+                raise
+            self._record(done)
+
+    def _lose(self, error: BaseException) -> None:
+        """Also after Ctrl-C: the step that was waited for is not in flight any more. One step alone can be tried again:
+        it then opens every slot anew."""
+        self.planner.close_all()
+        if self.depth > 1:
+            self.lost = error
+        else:
+            self.in_flight.clear()
+
+    def check_not_lost(self) -> None:
+        """RuntimeError where a step was lost."""
+        if self.lost is not None:
+            raise RuntimeError(
+                "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
+                "make a new engine (with overlap='off' a step whose model failed can be tried again)"
+            ) from self.lost
+
     def close(self) -> None:
-        self.executor.close()
+        try:
+            for close in self._hooks["close"]:
+                close()
+        finally:
+            self.executor.close()
 
     @property
     def max_request_len(self) -> int:

@@ -303,9 +303,10 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     ask(engine)
     with pytest.raises(ValueError, match=r"saves pages and this worker has no store: see Parts\.page_store"):
         finish(engine)
-    broken = Engine(model, CONFIG)
-    collect = broken.executor.collect
-    broken.executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
+    executor: Any = Engine(model, CONFIG).executor
+    collect = executor.collect
+    executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
+    broken = Engine(model, CONFIG, Parts(executor=executor))
     ask(broken)
     with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; FullKVManager has begun none"):
         broken.step()
@@ -387,9 +388,10 @@ def test_a_reply_about_layers_of_a_transfer_that_was_never_begun_is_an_error(mod
         (None, r"transfers \[7\]; FullKVManager has begun none"),
         (FakeStore(("now",)), "transfer 7 moved"),
     ):
-        engine = engine_with(model, store)
-        collect = engine.executor.collect
-        engine.executor.collect = lambda ticket, collect=collect: replace(collect(ticket), layers_moved={7: 1})
+        executor: Any = engine_with(model, store).executor
+        collect = executor.collect
+        executor.collect = lambda ticket, collect=collect: replace(collect(ticket), layers_moved={7: 1})
+        engine = engine_with(model, store, executor=executor)
         ask(engine)
         with pytest.raises(ValueError, match=text):
             engine.step()

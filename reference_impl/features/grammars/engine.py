@@ -3,7 +3,7 @@
 step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
 row, as far as the grammar allows them: each of its positions has a mask of its own (`guesses.py`).
 
-`announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
+Source: XGrammar (Dong et al. 2024) masks logits so.
 """
 
 from __future__ import annotations
@@ -11,8 +11,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from reference_impl.features.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound
+from reference_impl.core.engine import Engine, EngineFeature, Flight
+from reference_impl.features.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound, shown_guesses
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
+
+
+class Masking(EngineFeature):
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
+        """With takes_masks where one of its rows samples under a grammar; one that `GuessesLater` where guesses depend
+        on it, unless it is submitted while another runs."""
+        if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
+            return step
+        step = replace(step, takes_masks=True)
+        return step if self.engine.depth > 1 or not are_bound(plan.rows, requests) else GuessesLater(**vars(step))
+
+    def submitted(self, flight: Flight) -> None:
+        """The step before was collected, whose tokens decide what grammars allow in this one."""
+        if flight.step.takes_masks:
+            executor, plan, requests = self.engine.executor, flight.plan, flight.requests
+            assert isinstance(executor, TakesMasks)  # or the request would not have been added
+            masks = StepMasks(plan, requests)
+            guesses = shown_guesses(executor, flight.ticket, plan, requests, masks)
+            executor.finish(flight.ticket, masks_of(plan, requests, masks, guesses))
 
 
 def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
@@ -22,15 +45,6 @@ def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
             f"grammar: {type(executor).__name__} samples without masks; it needs finish(ticket, masks), as "
             "LocalExecutor has"
         )
-
-
-def announced(step: Step, plan: StepPlan, requests: Mapping[str, Request], overlaps: bool) -> Step:
-    """The step, with takes_masks where one of its rows samples under a grammar; one that `GuessesLater` where guesses
-    depend on it. overlaps: whether it is submitted while another runs."""
-    if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
-        return step
-    step = replace(step, takes_masks=True)
-    return step if overlaps or not are_bound(plan.rows, requests) else GuessesLater(**vars(step))
 
 
 def masks_of(

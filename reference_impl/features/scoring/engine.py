@@ -1,19 +1,14 @@
-"""Log-probabilities of a prompt's tokens (SamplingParams.prompt_logprobs) go to their request, as its rows come back.
-
-It extends `Engine.update`.
-"""
+"""Log-probabilities of a prompt's tokens (SamplingParams.prompt_logprobs) go to their request as its rows come back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from reference_impl.core.engine import Engine, FinishedStep
-from reference_impl.interfaces import Reply, Request, Step, StepPlan
+from reference_impl.core.engine import Afterwards, EngineFeature, Flight
+from reference_impl.interfaces import Reply
 
 
-class ScoringEngine(Engine):
-    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+class Scoring(EngineFeature):
+    def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
         for at, (start, reports) in reply.prompt_logprobs.items():
-            known = requests[plan.rows[at].request_id].prompt_logprobs
+            known = flight.requests[flight.plan.rows[at].request_id].prompt_logprobs
             known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
-        return super().update(plan, step, reply, requests)
+        return reply, None

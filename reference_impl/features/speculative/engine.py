@@ -1,50 +1,53 @@
 """Drafts in an engine's books (speculative decoding, Leviathan et al. 2023): a step is planned as if all drafts of its
-rows were right, and its reply says how many were.
-
-It extends `Engine.update`.
-"""
+rows were right, and its reply says how many were."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from reference_impl.core.engine import Engine, FinishedStep
+from reference_impl.core.engine import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.planner import Planner
-from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
+from reference_impl.interfaces import Reply, Request, Row, StepPlan
 
 logger = logging.getLogger("inferlab.engine")
 
 
-class DraftingEngine(Engine):
-    # As of `StepPlan`, for the trace.
-    acceptance = "exact"
-    num_draft_levels = 0
-    num_broken_guesses = 0  # that came of a draft's logits which are not numbers
+class BooksDrafts(EngineFeature):
+    """acceptance, num_draft_levels: as of `StepPlan`, for the trace."""
 
-    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+    def __init__(self, planner: Planner, acceptance: str, num_draft_levels: int):
+        self.planner, self.acceptance, self.num_draft_levels = planner, acceptance, num_draft_levels
+        self.num_broken_guesses = 0  # that came of a draft's logits which are not numbers
+
+    def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
         if not self.planner.has_drafted:
-            return super().update(plan, step, reply, requests)
+            return reply, None
+        plan, requests = flight.plan, flight.requests
         if reply.broken_guesses:
             self._note_broken(plan, reply.broken_guesses)
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
         drafted = [requests[row.request_id] for row in plan.rows if row.num_drafts]
         if not drafted and all(row.start == starts[row.request_id] for row in plan.rows):
-            return super().update(plan, step, reply, requests)
+            return reply, None
         had = [(request, len(request.tokens)) for request in drafted]
-        done = super().update(plan, step, reply, requests)
+        return reply, partial(self._book, starts, had)
+
+    def _book(self, starts: dict[str, int], had: list[tuple[Request, int]], done: FinishedStep) -> FinishedStep:
+        """starts: where rows began. had: the requests with drafts, and their tokens before."""
         tokens = done.output.tokens
         for request, length in had:  # of several tokens, those behind one that ends the request are not its own
             if request.id in tokens:  # one that failed is no longer among the requests
                 tokens[request.id] = tuple(request.tokens[length:])
         rows = tuple(row._replace(start=starts[row.request_id]) for row in done.plan.rows)
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows)
-        booked = replace(done.plan, rows=rows)
-        if drafted:
-            booked = replace(booked, acceptance=self.acceptance, num_draft_levels=self.num_draft_levels)
-        return done._replace(plan=booked, num_sampled=num_sampled)
+        plan = replace(done.plan, rows=rows)
+        if had:
+            plan = replace(plan, acceptance=self.acceptance, num_draft_levels=self.num_draft_levels)
+        return done._replace(plan=plan, num_sampled=num_sampled)
 
     def _note_broken(self, plan: StepPlan, number: int) -> None:
         if not self.num_broken_guesses:

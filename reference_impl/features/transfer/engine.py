@@ -1,56 +1,45 @@
 """Pages on their way to and from a store (`PageStore`): the engine begins steps without rows for transfers alone, and
-tells the KV manager what the worker reports of them.
-
-It extends `Engine.update`, `has_work` and `close`.
-"""
+tells the KV manager what the worker reports of them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
-from reference_impl.core.engine import Engine, FinishedStep
-from reference_impl.interfaces import FetchesPages, Reply, Request, Step, StepPlan
+from reference_impl.core.engine import Afterwards, Engine, EngineFeature, Flight
+from reference_impl.interfaces import FetchesPages, Reply
 
 
-class TransferringEngine(Engine):
-    def __init__(self, *parts: Any, **options: Any):
-        super().__init__(*parts, **options)
-        self.pages = self.kv if isinstance(self.kv, FetchesPages) else None
+class MovesPages(EngineFeature):
+    """pages: the engine's KV manager."""
 
-    def transfers(self, plan: StepPlan) -> bool:
-        """Whether a step without rows is needed: some transfers are to begin, or have not ended."""
-        return plan.transfers.is_work or (self.pages is not None and self.pages.num_transfers > 0)
+    def __init__(self, engine: Engine, pages: FetchesPages):
+        self.engine, self.pages = engine, pages
 
     def has_work(self) -> bool:
-        """Also where nothing is computed, and transfers are to begin; those that have begun end with later steps, or
-        in `close`."""
-        return (self.pages is not None and self.pages.num_unsent > 0) or super().has_work()
+        """Where transfers are to begin; those that have begun end with later steps, or in `close`."""
+        return self.pages.num_unsent > 0
 
-    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+    def begin(self, now: float) -> None:
+        self.pages.expire(now)
+
+    def needs_step(self) -> bool:
+        return self.pages.num_transfers > 0
+
+    def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
         if reply.transfers or reply.layers_moved:
-            if self.pages is None:
-                raise ValueError(
-                    f"the reply to step {reply.step_id} speaks of transfers "
-                    f"{[*reply.layers_moved, *(end.id for end in reply.transfers)]}; "
-                    f"{type(self.kv).__name__} has begun none"
-                )
             self.pages.transfers_moved(reply.layers_moved)
             self.pages.transfers_ended(reply.transfers)
-        return super().update(plan, step, reply, requests)
+        return reply, None
 
-    def save_pages(self) -> None:
+    def save(self) -> None:
         """Steps until all pages are saved, up to the store's timeout."""
-        while self.pages is not None and self.pages.num_transfers:
-            self.step()
+        while self.engine.lost is None and self.pages.num_transfers:
+            self.engine.step()
 
     def close(self) -> None:
         """With no unfinished requests, waits for pages that are being saved."""
         try:
-            if not self.requests:
-                self.save_pages()
+            if not self.engine.requests:
+                self.save()
         except Exception as error:  # a worker that is gone saves nothing, and is to be closed all the same
             warnings.warn(f"closed before all pages were saved: {error}", RuntimeWarning, stacklevel=2)
-        finally:
-            super().close()
