@@ -7,8 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reference_impl.simulation.workloads import WorkloadRequest, names, read_jsonl, traces_folder, workload
-from reference_impl.simulation.workloads.table import BEGIN, END, Measured, measure, tables
+import pytest
+
+from reference_impl.simulation.workloads import (
+    WorkloadRequest,
+    names,
+    read_jsonl,
+    read_workload,
+    traces_folder,
+    workload,
+)
+from reference_impl.simulation.workloads.table import BEGIN, END, Measured, line_of, measure, section_of, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (traces_folder() / "README.md").read_text(encoding="utf-8")
@@ -20,11 +29,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, env=env)
 
 
+SHOWN = README.split(BEGIN)[1].split(END)[0]
+
+
+@pytest.mark.slow
 def test_the_readme_shows_what_the_workloads_measure() -> None:
-    shown = README.split(BEGIN)[1].split(END)[0].strip()
-    assert shown == tables().strip(), "python -m reference_impl.simulation.workloads table --write"
-    for name in names():
-        assert f"### {name}\n" in shown
+    assert SHOWN.strip() == tables().strip(), "python -m reference_impl.simulation.workloads table --write"
+
+
+def test_the_readme_shows_what_one_measures_and_the_fields_of_all() -> None:
+    """Their streams are fixed: test_stream.py."""
+    specs = {name: read_workload(traces_folder() / f"{name}.yaml") for name in names()}
+    assert f"\n{line_of(specs['batch'])}\n" in SHOWN
+    for spec in specs.values():
+        assert section_of(spec) in SHOWN, "python -m reference_impl.simulation.workloads table --write"
 
 
 def test_measures_are_those_of_the_requests() -> None:

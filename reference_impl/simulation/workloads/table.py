@@ -67,17 +67,24 @@ def tables() -> str:
         "| workload | arrivals | prompt tokens | output tokens | images | later turns | shared | CV |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for spec in specs:
-        m = measure(workload(spec.name, num_requests=NUM_REQUESTS))
-        cv = "–" if isinstance(spec.arrivals, ClosedLoop) else f"{m.cv:.2f}"
-        lines.append(
-            f"| {spec.name} | {_arrivals(spec.arrivals)} | {_three(m.prompt)} | {_three(m.output)} | {m.images:.2f} | "
-            f"{m.later_turns:.0%} | {m.shared:.0%} | {cv} |"
-        )
-    for spec in specs:
-        lines += ["", f"### {spec.name}", "", spec.about, ""]
-        lines += ["| field | is | mean / p50 / p99 | where from |", "|---|---|---|---|"]
-        lines += [f"| {field} | {what} | {figures} | {why} |" for field, what, figures, why in _fields(spec)]
+    lines += [line_of(spec) for spec in specs]
+    return "\n".join(lines) + "\n" + "".join(section_of(spec) for spec in specs)
+
+
+def line_of(spec: Workload) -> str:
+    """Of the table of all workloads."""
+    m = measure(workload(spec.name, num_requests=NUM_REQUESTS))
+    cv = "–" if isinstance(spec.arrivals, ClosedLoop) else f"{m.cv:.2f}"
+    return (
+        f"| {spec.name} | {_arrivals(spec.arrivals)} | {_three(m.prompt)} | {_three(m.output)} | {m.images:.2f} | "
+        f"{m.later_turns:.0%} | {m.shared:.0%} | {cv} |"
+    )
+
+
+def section_of(spec: Workload) -> str:
+    lines = ["", f"### {spec.name}", "", spec.about, ""]
+    lines += ["| field | is | mean / p50 / p99 | where from |", "|---|---|---|---|"]
+    lines += [f"| {field} | {what} | {figures} | {why} |" for field, what, figures, why in _fields(spec)]
     return "\n".join(lines) + "\n"
 
 
