@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import FollowsOptions, Parts
 from reference_impl.assembly.speculation import BY_ITSELF
-from reference_impl.core.engine import Afterwards, Engine, EngineFeature, FinishedStep, Flight
+from reference_impl.core.engine import Engine
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
 from reference_impl.features.kv_formats.formats import kv_format
 from reference_impl.features.swap.scheduling import Swapping

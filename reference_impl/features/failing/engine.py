@@ -12,7 +12,8 @@ import math
 import warnings
 from dataclasses import replace
 
-from reference_impl.core.engine import Afterwards, Engine, EngineFeature, FinishedStep, Flight
+from reference_impl.core.engine import Engine
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import DefersReuse, Reply, Request, RequestState
 

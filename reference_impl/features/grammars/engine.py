@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from reference_impl.core.engine import Engine, EngineFeature, Flight
+from reference_impl.core.engine import Engine
+from reference_impl.core.engine_feature import EngineFeature, Flight
 from reference_impl.features.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound, shown_guesses
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
 

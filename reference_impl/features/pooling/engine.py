@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from reference_impl.core.engine import Afterwards, EngineFeature, Flight
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, Flight
 from reference_impl.interfaces import Grammar, Pooling, Reply, Request, SamplingParams, Step, StepPlan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_impl.core.engine import Afterwards, EngineFeature, Flight
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, Flight
 from reference_impl.interfaces import Reply
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from reference_impl.core.engine import Afterwards, EngineFeature, FinishedStep, Flight
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Reply, Request, Row, StepPlan
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import warnings
 
-from reference_impl.core.engine import Afterwards, Engine, EngineFeature, Flight
+from reference_impl.core.engine import Engine
+from reference_impl.core.engine_feature import Afterwards, EngineFeature, Flight
 from reference_impl.interfaces import FetchesPages, Reply
 
 
