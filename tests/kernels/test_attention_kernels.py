@@ -11,58 +11,64 @@ from reference_impl.kernels import paged_decode as decode_module
 from reference_impl.kernels import reference
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
-from tests.kernels.paged import DEVICE, RAGGED, check, decoded, make, random_tree
+from tests.kernels.paged import DEVICE, RAGGED, RAGGED_FEW, check, decoded, make, random_tree
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-LENGTHS = [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1025]
-DECODE = [(1, n) for n in LENGTHS]
+DECODE = [(1, n) for n in (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1025)]
+DECODE_FEW = [(1, n) for n in (1, 15, 64, 65, 257)]  # a tile has 64 keys, or 32
+# The interpreter computes each tile in about the same time, whatever its numbers: all lengths and dtypes are slow.
+WHICH = [(torch.float16, RAGGED_FEW, DECODE_FEW)] + [
+    pytest.param(dtype, RAGGED, DECODE, marks=[] if torch.cuda.is_available() else pytest.mark.slow) for dtype in DTYPES
+]
 HEADS = [(4, 4, 64), (8, 2, 40), (5, 1, 16), (6, 2, 80)]  # heads, KV heads, head_dim: MHA, GQA, MQA; no powers of two
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(DTYPES[0], marks=pytest.mark.slow), *DTYPES[1:]])
+@pytest.mark.parametrize(("dtype", "ragged", "decode"), WHICH)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
-def test_flash_attention_of_ragged_rows(heads, kv_heads, head_dim, dtype) -> None:
-    case = make(RAGGED, heads, kv_heads, head_dim, dtype)
+def test_ragged_rows_and_contexts_around_tiles_and_splits(heads, kv_heads, head_dim, dtype, ragged, decode) -> None:
+    case = make(ragged, heads, kv_heads, head_dim, dtype)
     check(flash_attention, reference.flash_attention, case.ragged)
-
-
-@pytest.mark.parametrize("dtype", [pytest.param(DTYPES[0], marks=pytest.mark.slow), *DTYPES[1:]])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
-def test_paged_decode_of_contexts_around_tiles_and_splits(heads, kv_heads, head_dim, dtype) -> None:
-    case = make(DECODE, heads, kv_heads, head_dim, dtype)
+    case = make(decode, heads, kv_heads, head_dim, dtype)
     check(paged_decode, reference.paged_decode, case.decode)
 
 
-# A cap changes scores, a window which of them there are: the fast tests have one of each kind together.
-WINDOWS = [None, 1, 7, 64, 100, 513]
-CAPPED = [
-    (window, 5.0) if window in (None, 64) else pytest.param(window, 5.0, marks=pytest.mark.slow) for window in WINDOWS
+# A cap changes scores, a window which of them there are: the fast tests have one of each kind together. Without any it
+# is the test above.
+WINDOWS = [(window, cap, RAGGED_FEW, DECODE_FEW) for window, cap in ((None, 5.0), (1, None), (64, 5.0), (100, None))]
+WINDOWS += [
+    pytest.param(window, cap, RAGGED, DECODE, marks=pytest.mark.slow)
+    for window in (None, 1, 7, 64, 100, 513)
+    for cap in (None, 5.0)
 ]
 
 
-PLAIN = [  # without any it is the tests above
-    pytest.param(window, None, marks=[pytest.mark.slow] if window in (None, 64) else []) for window in WINDOWS
-]
-
-
-@pytest.mark.parametrize(("window", "softcap"), [*PLAIN, *CAPPED])
-def test_windows_and_soft_caps(window, softcap) -> None:
-    case = make(RAGGED, 4, 2, 16, torch.float16)
+@pytest.mark.parametrize(("window", "softcap", "ragged", "decode"), WINDOWS)
+def test_windows_and_soft_caps(window, softcap, ragged, decode) -> None:
+    case = make(ragged, 2, 1, 16, torch.float16)
     check(flash_attention, reference.flash_attention, case.ragged, window=window, softcap=softcap)
-    case = make(DECODE, 4, 2, 16, torch.float16)
+    case = make(decode, 2, 1, 16, torch.float16)
     check(paged_decode, reference.paged_decode, case.decode, window=window, softcap=softcap)
 
 
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-@pytest.mark.parametrize(
-    ("window", "cache"), [*((window, cache) for window in (None, 30) for cache in EIGHT_BITS), (30, torch.uint8)]
-)
-def test_a_cache_of_eight_or_four_bits_with_scales_per_slot_and_head(window, cache) -> None:
-    case = make(RAGGED, 4, 2, 32, torch.float16, cache=cache)
+CACHES = [
+    (window, cache, RAGGED_FEW, DECODE_FEW)
+    for window, cache in zip((None, 30) * 2, [*EIGHT_BITS, torch.uint8], strict=True)
+]
+CACHES += [
+    pytest.param(window, cache, RAGGED, DECODE, marks=pytest.mark.slow)
+    for window in (None, 30)
+    for cache in (*EIGHT_BITS, torch.uint8)
+]
+
+
+@pytest.mark.parametrize(("window", "cache", "ragged", "decode"), CACHES)
+def test_a_cache_of_eight_or_four_bits_with_scales_per_slot_and_head(window, cache, ragged, decode) -> None:
+    case = make(ragged, 4, 2, 32, torch.float16, cache=cache)
     check(flash_attention, reference.flash_attention, case.ragged, window=window, **case.options)
-    case = make(DECODE, 4, 2, 32, torch.float16, cache=cache)
+    case = make(decode, 4, 2, 32, torch.float16, cache=cache)
     check(paged_decode, reference.paged_decode, case.decode, window=window, **case.options)
 
 
@@ -89,7 +95,7 @@ def test_small_values_are_not_lost_beside_a_key_that_gets_most_of_the_weight(cac
 
 
 def test_one_scale_for_the_whole_cache_is_a_tensor_without_strides() -> None:
-    case = make(DECODE, 4, 2, 32, torch.float16, cache=torch.int8)
+    case = make(DECODE_FEW, 4, 2, 32, torch.float16, cache=torch.int8)
     one = torch.tensor(0.02, device=DEVICE).expand(case.options["key_scale"].shape)
     check(paged_decode, reference.paged_decode, case.decode, key_scale=one, value_scale=one)
 
@@ -109,7 +115,8 @@ def test_scales_that_do_not_fit_the_cache_or_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size"), [(5, 1, 18, 3), (6, 2, 80, 16), (3, 3, 64, 5)]
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(5, 1, 18, 3), (6, 2, 80, 16), pytest.param(3, 3, 64, 5, marks=pytest.mark.slow)],
 )
 def test_of_four_bits_attention_is_that_of_the_numbers_that_the_codes_stand_for(
     heads, kv_heads, head_dim, block_size
@@ -139,11 +146,12 @@ def test_of_four_bits_attention_is_that_of_the_numbers_that_the_codes_stand_for(
     assert (reference.flash_attention(*case.ragged, **case.options) - wanted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 16, 64, 128])
+# 16 is everywhere else; a tile has 32 keys, or 64.
+@pytest.mark.parametrize("block_size", [1, pytest.param(8, marks=pytest.mark.slow), 64, 128])
 def test_block_sizes(block_size) -> None:
-    case = make([(7, 200), (1, 130)], 4, 2, 16, torch.float32, block_size=block_size)
+    case = make([(7, 140), (1, 130)], 2, 1, 16, torch.float32, block_size=block_size)
     check(flash_attention, reference.flash_attention, case.ragged)
-    case = make([(1, 200), (1, 530)], 4, 2, 16, torch.float32, block_size=block_size)
+    case = make([(1, 20), (1, 265)], 2, 1, 16, torch.float32, block_size=block_size)
     check(paged_decode, reference.paged_decode, case.decode)
 
 
@@ -156,8 +164,9 @@ def test_block_ids_above_two_to_the_fifteenth() -> None:
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_drafts_in_a_tree_see_their_ancestors_only(window) -> None:
-    rows = [(5, 18), (64, 463), (1, 1), (40, 40), (63, 64)]
-    case = make(rows, 4, 2, 16, torch.float32)
+    """More of them: test_tree_attention.py."""
+    rows = [(5, 18), (64, 163), (1, 1), (63, 64)]
+    case = make(rows, 2, 1, 16, torch.float32)
     check(flash_attention, reference.flash_attention, case.ragged, ancestors=random_tree(rows), window=window)
 
 
@@ -170,30 +179,42 @@ def test_a_tree_that_is_a_chain_is_causal() -> None:
 
 
 def test_padding_rows_give_zeros() -> None:
-    case = make([(1, 600), (1, 3)], 4, 2, 16, torch.float32)
+    case = make([(1, 130), (1, 3)], 4, 2, 16, torch.float32)
     case.seq_lens[1] = 0
     assert paged_decode(*case.decode)[1].abs().max() == 0
     check(paged_decode, reference.paged_decode, case.decode)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 5.0}, {"cache": torch.int8}], ids=str)
-@pytest.mark.parametrize("pads", [(1,), (0, 7), (300,), (2, 129)], ids=str)
+OPTIONS: list[dict[str, Any]] = [{}, {"window": 20}, {"softcap": 5.0}, {"cache": torch.int8}]
+PADS = [(1,), (0, 7), (300,), (2, 129)]
+
+
+@pytest.mark.parametrize(
+    ("pads", "options"),
+    [
+        pytest.param(pads, options, marks=[] if row == column else pytest.mark.slow)
+        for row, pads in enumerate(PADS)
+        for column, options in enumerate(OPTIONS)
+    ],
+    ids=str,
+)
 def test_queries_of_padding_rows_give_zeros(pads: tuple[int, ...], options: dict[str, Any]) -> None:
     """Rows of length 0 whose queries pad a step, behind rows whose results stay as they are."""
-    rows = [(3, 40), (1, 5), (130, 131)]
-    case = make([*rows, *((queries, queries) for queries in pads)], 4, 2, 32, torch.float32, **options)
-    real, padded = 134, case.seq_lens.clone()
+    rows = [(3, 40), (1, 5), (66, 67)]
+    case = make([*rows, *((queries, queries) for queries in pads)], 2, 1, 32, torch.float32, **options)
+    real, padded = 70, case.seq_lens.clone()
     padded[len(rows) :] = 0
-    before = flash_attention(*case.ragged, **case.options)
+    alone = (case.q[:real], *case.ragged[1:3], case.block_table[:3], case.query_start_loc[:4], case.seq_lens[:3])
+    before = flash_attention(*alone, case.scale, **case.options)
     arguments = (*case.ragged[:5], padded, case.scale)
-    for compute in (flash_attention, reference.flash_attention):
-        found = compute(*arguments, **case.options)
-        assert torch.equal(found[real:], torch.zeros_like(found[real:]))
-    assert torch.equal(flash_attention(*arguments, **case.options)[:real], before[:real])
+    found, plain = (compute(*arguments, **case.options) for compute in (flash_attention, reference.flash_attention))
+    for result in (found, plain):
+        assert torch.equal(result[real:], torch.zeros_like(result[real:]))
+    assert torch.equal(found[:real], before)
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    case = make([(1, 700), (1, 90), (1, 1400)], 4, 2, 16, torch.float16)
+    case = make([(1, 230), (1, 90), (1, 400)], 2, 1, 16, torch.float16)
     together = paged_decode(*case.decode)
     q, keys, values, table, seq_lens, _, scale = case.decode
     for row in range(3):
@@ -203,7 +224,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives() -> None:
-    case = make([(150, 150)], 4, 2, 16, torch.float32)
+    case = make([(150, 150)], 2, 1, 16, torch.float32)
     whole = flash_attention(*case.ragged)
     q, keys, values, table, _, _, scale = case.ragged
     parts = []
@@ -214,17 +235,17 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives() -> None:
     assert (torch.cat(parts) - whole).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
+@pytest.mark.parametrize("threshold", [1e-4, pytest.param(1e-2, marks=pytest.mark.slow), 0.3])
 def test_what_skip_softmax_leaves_out_stays_under_its_bound(threshold) -> None:
     """Keys that matter come first, so that later tiles can be left out: 2 n x threshold x max |value|."""
-    case = make([(70, 600)], 2, 1, 32, torch.float32)
-    slots = reference.context_slots(case.block_table[0], 600, 16)
+    case = make([(40, 300)], 2, 1, 32, torch.float32)
+    slots = reference.context_slots(case.block_table[0], 300, 16)
     case.keys.flatten(0, 1)[slots[40:]] *= 0.05
     case.keys.flatten(0, 1)[slots[:40]] *= 6
     exact = flash_attention(*case.ragged)
     found = flash_attention(*case.ragged, skip_threshold=threshold)
     difference = (found - exact).abs().max()
-    assert difference <= 2 * 600 * threshold * case.values.flatten(0, 1)[slots].abs().max()
+    assert difference <= 2 * 300 * threshold * case.values.flatten(0, 1)[slots].abs().max()
     assert difference > 0, "nothing was left out: the test shows nothing"
 
 
@@ -242,7 +263,7 @@ def test_merging_does_not_overflow() -> None:
 
 
 def test_splits_of_another_size_give_the_same(monkeypatch) -> None:
-    case = make([(1, n) for n in (1, 17, 64, 65, 513, 1328)], 4, 2, 16, torch.float32)
+    case = make([(1, n) for n in (1, 65, 513, 1328)], 2, 1, 16, torch.float32)  # SPLIT is between the last two
     expected = paged_decode(*case.decode)
     monkeypatch.setattr(decode_module, "splits_of", lambda *_: (2, 3))
     assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6

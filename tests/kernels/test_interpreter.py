@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,9 @@ except ValueError:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter of a machine without a GPU")
-def test_the_quick_interpreter_gives_the_same_bits_and_leaves_the_language_as_it_was(tmp_path, warm: Warm) -> None:
+def test_the_quick_interpreter_gives_the_same_bits_and_leaves_the_language_as_it_was(
+    tmp_path: Path, warm: Warm
+) -> None:
     """In a process of its own: in this one it is quick already."""
     script = tmp_path / "script.py"  # a jitted function needs a source
     script.write_text(SCRIPT)

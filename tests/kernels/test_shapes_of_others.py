@@ -24,7 +24,7 @@ SLOW = pytest.mark.slow
 HALF = [torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 HEAD_DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
 # Tiles are chosen for head sizes up to 64, 128 and 256; `make test` has of each the largest and one that fills none.
-SOME_HEAD_DIMS = [59, 64, 111, 128, 160, 256]
+SOME_HEAD_DIMS = [59, 64, 128, 160, 256]
 SEQLENS = [
     (1, 1), (1, 239), (3, 799), (127, 512), (127, 513), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512),
     (64, 800), (1023, 1024), (1024, 1024),
@@ -33,12 +33,13 @@ MIXED = [(1, 1328), (5, 18), (129, 463)]  # vLLM: decoding, a chunk, a prompt be
 MIXED_LONG = [(1, 523), (1, 37), (1, 2011)]
 DECODED = [[1328, 5, 463], [1, 54, 293, 70]]
 # Of lengths: all but the longest are in one batch below, with windows.
-SOME_SEQLENS = [(1, 1), (1, 239), (127, 513), (113, 203), (256, 512), (1023, 1024)]
+SOME_SEQLENS = [(1, 1), (1, 239), (127, 513), (256, 512)]
 
 
-def of_which(some: Collection[Any], every: Iterable[Any]) -> list[Any]:
-    """Every value as a parameter; what is not among some is slow."""
-    return [value if value in some else pytest.param(value, marks=pytest.mark.slow) for value in every]
+def of_which(some: Collection[Any], every: Iterable[Any], several: bool = False) -> list[Any]:
+    """Every value as a parameter, or as several; what is not among some is slow."""
+    marked = [(value, [] if value in some else [pytest.mark.slow]) for value in every]
+    return [pytest.param(*(value if several else (value,)), marks=marks) for value, marks in marked]
 
 
 def both(case: Case, **options: object) -> None:
@@ -54,29 +55,29 @@ def decoding(*contexts: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_dim", of_which(SOME_HEAD_DIMS, HEAD_DIMS))
 def test_head_sizes_of_flash_attention(head_dim, dtype) -> None:
-    both(make([(113, 203), (3, 239)], 2, 1, head_dim, dtype))
-    both(make(decoding(1, 799), 2, 1, head_dim, dtype))
+    both(make([(113, 203), (3, 239)], 1, 1, head_dim, dtype))
+    both(make(decoding(1, 199), 2, 1, head_dim, dtype))
 
 
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("seqlens", of_which(SOME_SEQLENS, SEQLENS), ids=str)
 def test_lengths_of_flash_attention(seqlens, dtype) -> None:
-    both(make([seqlens], 2, 2, 64, dtype))
+    both(make([seqlens], 1, 1, 64, dtype))
 
 
+@pytest.mark.parametrize("window", of_which([59], [1, 59, 300]))
 @pytest.mark.parametrize("softcap", of_which([None], [None, 50.0]))
-def test_all_lengths_of_flash_attention_in_one_batch_with_a_window(softcap) -> None:
+def test_all_lengths_of_flash_attention_in_one_batch_with_a_window(softcap, window) -> None:
     """local=True there draws a window at random for each shape."""
     short = [pair for pair in SEQLENS if pair[0] < 1000]
-    for window in (1, 59, 300):
-        both(make(short, 1, 1, 32, torch.float16), window=window, softcap=softcap)
+    both(make(short, 1, 1, 32, torch.float16), window=window, softcap=softcap)
 
 
-@pytest.mark.parametrize("softcap", [10.0, 50.0])
+@pytest.mark.parametrize("softcap", of_which([50.0], [10.0, 50.0]))
 def test_soft_caps_in_float32(softcap) -> None:
     """Most scores lie near 0, where a careless tanh loses digits that 50 then makes large."""
-    both(make([(113, 203)], 2, 1, 64, torch.float32), softcap=softcap)
-    both(make(decoding(203, 799), 2, 1, 64, torch.float32), softcap=softcap)
+    both(make([(113, 203)], 1, 1, 64, torch.float32), softcap=softcap)
+    both(make(decoding(203, 99), 2, 1, 64, torch.float32), softcap=softcap)
 
 
 @pytest.mark.parametrize("scores", [1e-3, 30.0])
@@ -87,11 +88,11 @@ def test_soft_caps_of_scores_that_are_tiny_or_beyond_the_cap(scores) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads", of_which([(5, 1), (14, 2), (16, 1)], [(5, 1), (6, 1), (6, 2), (6, 6), (14, 2), (16, 1)]), ids=str
+    "heads", of_which([(5, 1), (16, 1)], [(5, 1), (6, 1), (6, 2), (6, 6), (14, 2), (16, 1)]), ids=str
 )
 def test_heads_in_a_group(heads) -> None:
-    both(make([(5, 130)], *heads, 32, torch.float16))
-    both(make(decoding(1, 600), *heads, 32, torch.float16))
+    both(make([(5, 70)], *heads, 32, torch.float16))
+    both(make(decoding(1, 200), *heads, 32, torch.float16))
 
 
 def test_the_many_heads_of_falcon_that_share_one_kv_head() -> None:
@@ -101,8 +102,8 @@ def test_the_many_heads_of_falcon_that_share_one_kv_head() -> None:
 @pytest.mark.parametrize("block_size", of_which([64, 512], [16, 32, 64, 256, 512]))
 def test_block_sizes(block_size) -> None:
     """FlashAttention pages by 256 and more, vLLM by 16 to 64."""
-    both(make([(113, 203), (64, 800), (1, 1)], 2, 1, 64, torch.float16, block_size=block_size))
-    both(make(decoding(1, 339, 1024), 2, 1, 64, torch.float16, block_size=block_size))
+    both(make([(113, 203), (64, 800), (1, 1)], 1, 1, 64, torch.float16, block_size=block_size))
+    both(make(decoding(1, 339, 515), 2, 1, 64, torch.float16, block_size=block_size))
 
 
 LONG = [(seqlens, head_dim) for head_dim in (59, 128)
@@ -111,10 +112,7 @@ LONG = [(seqlens, head_dim) for head_dim in (59, 128)
 
 @pytest.mark.parametrize(
     ("seqlens", "head_dim"),
-    [
-        pytest.param(*one, marks=[] if one in (((3, 1024), 59), ((16, 3000), 128), ((1, 5000), 59)) else SLOW)
-        for one in LONG
-    ],
+    [pytest.param(*one, marks=[] if one in (((3, 1024), 59), ((128, 128), 128)) else SLOW) for one in LONG],
     ids=str,
 )
 def test_flash_attention_with_a_cache(seqlens, head_dim) -> None:
@@ -122,11 +120,18 @@ def test_flash_attention_with_a_cache(seqlens, head_dim) -> None:
     both(make([seqlens], 1, 1, head_dim, torch.float16))
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (16, 2)], ids=str)
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    of_which(
+        [((4, 4), 128), ((8, 2), 256)],
+        [(heads, size) for heads in ((4, 4), (8, 2), (16, 2)) for size in (128, 256)],
+        True,
+    ),
+    ids=str,
+)
 def test_heads_and_head_sizes_of_vllm(heads, head_dim) -> None:
     both(make([(33, 97)], *heads, head_dim, torch.float16, block_size=16))
-    both(make(decoding(528, 5), *heads, head_dim, torch.float16, block_size=32))
+    both(make(decoding(150, 5), *heads, head_dim, torch.float16, block_size=32))
 
 
 # A cap and a window each with every block size; both together for one.
@@ -135,7 +140,7 @@ CAPS_AND_WINDOWS = [
     for softcap in (None, 10.0, 50.0)
     for window, block_size in ((None, 16), (None, 64), (64, 32), (128, 64), (256, 16))
 ]
-TRIED = [(50.0, None, 16), (10.0, None, 64), (None, 128, 64), (None, 256, 16), (50.0, 64, 32)]
+TRIED = [(10.0, None, 64), (None, 256, 16), (50.0, 64, 32)]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def scattered(rows: list[tuple[int, int]], num_blocks: int, head_dim: int) -> Ca
     return case
 
 
-@pytest.mark.parametrize("num_blocks", [2048, 32768])
+@pytest.mark.parametrize("num_blocks", of_which([2048], [2048, 32768]))
 def test_blocks_all_over_the_cache(num_blocks) -> None:
     head_dim = 64 if num_blocks < 2**15 else 16  # the whole cache is compared in float64, too
     both(scattered(MIXED, num_blocks, head_dim))
