@@ -157,18 +157,22 @@ def warm() -> Iterator[Warm]:
 
 
 @pytest.fixture(scope="session")
-def examiners_start_warm(request: pytest.FixtureRequest) -> Iterator[None]:
+def examiners_start_warm() -> Iterator[Callable[[], str]]:
     """From now on examiners and processes for learners' code are forks of a Python that has imported torch, unless
-    bubblewrap starts them."""
-    from tests.warm import EXAMINERS, SHARED, STARTS, starts_warm
+    bubblewrap starts them. Gives the function that says, and may have to start, which Python that is."""
+    from tests.warm import EXAMINERS, SHARED, STARTS, Warm, starts_warm
 
-    def address() -> str:
-        return request.getfixturevalue("warm").address
+    shared = os.environ.get(SHARED)
+    with contextlib.ExitStack() as stack:
 
-    with starts_warm(address, EXAMINERS):
-        if os.environ.get(SHARED):
-            os.environ[STARTS] = json.dumps([address(), EXAMINERS])  # for programs that are run in a fork of it
-        yield
+        @functools.cache
+        def address() -> str:
+            return shared or stack.enter_context(contextlib.closing(Warm("torch", "numpy"))).address
+
+        stack.enter_context(starts_warm(address, EXAMINERS))
+        if shared:
+            os.environ[STARTS] = json.dumps([shared, EXAMINERS])  # for programs that are run in a fork of it
+        yield address
 
 
 @pytest.fixture

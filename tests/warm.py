@@ -54,6 +54,8 @@ class Warm:
         import subprocess
         import tempfile
 
+        self.address: str
+        self._process: subprocess.Popen[bytes] | None
         if address is not None:
             self.address, self._process = address, None
             return

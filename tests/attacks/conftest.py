@@ -185,8 +185,8 @@ def own_children() -> set[int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _examiners_start_warm(examiners_start_warm: None) -> None:
-    pass
+def _examiners_start_warm(examiners_start_warm: Callable[[], str]) -> None:
+    examiners_start_warm()  # before `machine`, whose folder for temporary files holds what is left behind
 
 
 # As long as a module: what it does to the environment must not reach the tests of others.

@@ -84,10 +84,10 @@ def course(place: Any, solved: Any, command: Any, request: pytest.FixtureRequest
 
 
 @pytest.fixture
-def run(course: Any) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `inferlab grade run` with two workers."""
+def run(course: Any, num_workers: int) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `inferlab grade run`."""
     program = str(Path(sys.executable).with_name("inferlab"))
-    words = [program, "grade", "run", "01", "--course", str(course.root), "--workers", "2"]
+    words = [program, "grade", "run", "01", "--course", str(course.root), "--workers", str(num_workers)]
     started = []
 
     def start(*more: str) -> subprocess.Popen[str]:
@@ -123,7 +123,8 @@ VICTIMS = {
 }
 
 
-def test_kills_in_a_batch_cost_nobody_anything(course: Any, run: Any) -> None:
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_kills_in_a_batch_cost_nobody_anything(course: Any, run: Any, num_workers: int) -> None:
     batch, killed = run(), []
 
     def is_killed(found: Callable[[int], list[int]]) -> bool:
@@ -160,7 +161,10 @@ def test_kills_in_a_batch_cost_nobody_anything(course: Any, run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_kill_of_the_batch_nothing_is_left_and_a_new_one_goes_on(course: Any, run: Any) -> None:
+@pytest.mark.parametrize("num_workers", [2])
+def test_after_a_kill_of_the_batch_nothing_is_left_and_a_new_one_goes_on(
+    course: Any, run: Any, num_workers: int
+) -> None:
     batch = run()
     until(lambda: num_done(course) > 1, "some are done")
     own = set(below(batch.pid))

@@ -18,7 +18,7 @@ TOY = Path(__file__).parent / "toy_lab"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _examiners_start_warm(examiners_start_warm: None) -> None:
+def _examiners_start_warm(examiners_start_warm: Callable[[], str]) -> None:
     pass
 
 
