@@ -962,9 +962,9 @@ else:
 # What was measured here are the rates of two products, not limits, so a forecast can be beaten: there are faster
 # products in 8 bits on some CPUs. Its two statements hold all the same. Prefill is arithmetic, and reading fewer
 # bytes is no help there; what becomes of TTFT is a matter of which product this CPU has for the format. A decode step
-# reads weights, and its forecast falls with them. The time falls by less, and the last column rises: this model is so
-# small that much of a step is the fixed cost of Python and of many small products, which no format makes smaller. The
-# larger a model, the nearer TPOT comes to its forecast: check that on yours (experiment 9, below).
+# reads weights, and its forecast falls with them. Where the last column rises from one format to the next, the time
+# fell by less: much of a step of a model this small is the fixed cost of Python and of many small products, which no
+# format makes smaller. The larger a model, the nearer TPOT comes to its forecast: check that on yours (experiment 9, below).
 #
 # ### Experiment 7: zeros that save time
 #
@@ -1292,7 +1292,7 @@ widgets.table(
 # Once on real hardware, with a checkpoint that you have:
 #
 # ```
-# python -m reference_impl.bench.awq_throughput --model FOLDER
+# inferlab bench awq_throughput --model FOLDER
 # ```
 #
 # It begins with what theory foretells for a decode step in BF16 and in INT4 at batch 1, 8, 32 and 128, and waits:

@@ -314,7 +314,7 @@ widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 # keeps that or less. That is what a text equal for every k may cost.
 # Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV between p and q, in any order of the vocabulary. One uniform
 # depends on the order: a small shift near the start moves all later boundaries. This engine draws with one uniform unless it is
-# told `sampling_noise="gumbel"`; what each keeps of the course draft's guesses, `python -m reference_impl.bench.coupling` counts.
+# told `sampling_noise="gumbel"`; what each keeps of the course draft's guesses, `inferlab bench coupling` counts.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain

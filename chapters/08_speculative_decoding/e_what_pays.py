@@ -339,7 +339,7 @@ widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
 # On a GPU that holds both, with two models of one vocabulary:
 #
 # ```
-# python -m reference_impl.bench.draft_pair
+# inferlab bench draft_pair
 # ```
 #
 # with the two folders as options (`--help` names them). Without them it takes the course models, which are the declared form of

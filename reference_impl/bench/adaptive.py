@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -69,3 +70,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     worst = min(row["median"] for case in found["cases"] for name, row in case["variants"].items() if name != BESIDE)
     beside = statistics.fmean(case["variants"][BESIDE]["median"] for case in found["cases"])
     return [*said, f"the slowest {worst:.3f}x; plain beside plain {beside:.3f}x, in the mean"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return harness.in_rounds("adaptive", 20, run, lambda found: "\n".join(lines(found)), arguments)

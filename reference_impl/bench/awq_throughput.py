@@ -1,6 +1,6 @@
 """A model of your own in BF16 and in INT4 by AWQ: what bytes and bandwidth foretell of decoding, then what is measured.
 
-    python -m reference_impl.bench.awq_throughput --model FOLDER [--out FOLDER] [--json FILE]     (--help: all options)
+    inferlab bench awq_throughput --model FOLDER [--out FOLDER] [--json FILE]     (--help: all options)
 
 For a 7B on a GPU: a Hugging Face folder of a model that is not quantized. It is quantized a layer at a time, on the
 CPU: for a 7B that takes hours rather than minutes. Give --out, then a run that was stopped goes on where it was, and a
@@ -212,7 +212,7 @@ def _text(file: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m reference_impl.bench.awq_throughput", description=__doc__,
+        prog="inferlab bench awq_throughput", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--model", help="folder; default: the course model")

@@ -1,6 +1,6 @@
 """How many guesses of a draft model are kept of requests with a seed, where both models draw with the same numbers.
 
-    python -m reference_impl.bench.coupling [--target FOLDER] [--draft FOLDER] [--num 32] [--tokens 48]
+    inferlab bench coupling [--target FOLDER] [--draft FOLDER] [--num 32] [--tokens 48]
 
 Two ways to draw (`EngineConfig.sampling_noise`) and, for requests without a seed, rejection. Beside what an engine
 kept, one guess at a time, stands what the two distributions say, on average over the same texts' positions:
@@ -102,7 +102,7 @@ def _distributions(model: Any, text: Sequence[int], num_prompt: int, temperature
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench.coupling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="inferlab bench coupling", description=__doc__)
     parser.add_argument("--target", default=str(course_model("target")))
     parser.add_argument("--draft", default=str(course_model("draft")))
     parser.add_argument("--num", type=int, default=32, help="requests")

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -236,3 +236,7 @@ def table(result: dict[str, Any]) -> str:
         f"peak memory {result['peak_memory_mb']} MB"
     )
     return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return harness.in_rounds("cpu", 3, run, table, arguments)

@@ -16,7 +16,6 @@ choice, or a near-tie with it, of a float32 model with the same dequantized weig
 
 from __future__ import annotations
 
-import argparse
 import gc
 import tempfile
 from collections.abc import Callable, Sequence
@@ -222,14 +221,8 @@ def _words(case: str, count: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where llama.cpp is not there."""
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench cpu_llama", description="Beside llama.cpp.")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved runs of each candidate, after one warm-up")
-    parser.add_argument("--save", action="store_true", help="write reference_impl/bench/results/cpu_llama.json")
-    options = parser.parse_args(arguments)
-    result = {"stamp": harness.stamp(), "rounds": options.rounds, **run(options.rounds)}
-    print("\n".join(table(result)))
-    if "not_measured" in result:
-        return 1
-    if options.save:
-        print(f"wrote {harness.save('cpu_llama', result)}")
-    return 0
+
+    def measured(rounds: int) -> dict[str, Any]:
+        return {"stamp": harness.stamp(), "rounds": rounds, **run(rounds)}
+
+    return harness.in_rounds("cpu_llama", 3, measured, lambda result: "\n".join(table(result)), arguments)

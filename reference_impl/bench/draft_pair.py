@@ -1,6 +1,6 @@
 """A target and a draft model of your own: acceptance, what steps and guesses cost, and the speed-up beside the formula.
 
-    python -m reference_impl.bench.draft_pair --target FOLDER --draft FOLDER [--dtype bfloat16] [--num-drafts 1 2 4 8]
+    inferlab bench draft_pair --target FOLDER --draft FOLDER [--dtype bfloat16] [--num-drafts 1 2 4 8]
 
 Folders as `LLM` takes them, of one vocabulary; a 1B and a 7B on one GPU are what it is for. Without them the course
 models, which any CPU runs. One request at a time (`--batch` for more), greedy, on text that goes on as code does. The
@@ -52,7 +52,7 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench.draft_pair", description=__doc__)
+    parser = argparse.ArgumentParser(prog="inferlab bench draft_pair", description=__doc__)
     parser.add_argument("--target", default=str(course_model("target")))
     parser.add_argument("--draft", default=str(course_model("draft")))
     parser.add_argument("--dtype", default="bfloat16")

@@ -192,7 +192,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = recorded() | record(recorded(), models, methods, options.seeds)
     print(f"wrote {harness.save('gates', found)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

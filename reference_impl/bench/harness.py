@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -9,7 +10,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,34 @@ def gpu_state() -> dict[str, Any]:
         return {}
     found = dict(zip(names, (value.strip() for value in said.strip().split(",")), strict=False))
     return {"driver": found.pop("driver_version", "unknown"), "gpu_state": found}
+
+
+def positive(given: str) -> int:
+    """A number of rounds, as a command line gives it."""
+    if not given.isdigit() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {given!r}")
+    return int(given)
+
+
+def in_rounds(
+    name: str,
+    rounds: int,
+    run: Callable[[int], dict[str, Any]],
+    shown: Callable[[dict[str, Any]], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """The command of a bench that is `run(rounds)`, which gives its result. 1 where nothing was measured."""
+    parser = argparse.ArgumentParser(prog=f"inferlab bench {name}")
+    parser.add_argument("--rounds", type=positive, default=rounds, help=f"interleaved runs of each candidate: {rounds}")
+    parser.add_argument("--save", action="store_true", help=f"write reference_impl/bench/results/{name}.json")
+    options = parser.parse_args(arguments)
+    result = run(options.rounds)
+    print(shown(result))
+    if "not_measured" in result:
+        return 1
+    if options.save:
+        print(f"wrote {save(name, result)}")
+    return 0
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

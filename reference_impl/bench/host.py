@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,3 +115,7 @@ def table(result: Mapping[str, Any]) -> str:
     for name, case in result["cases"].items():
         lines.append(name.ljust(32) + "".join(f"{case[key]['median']:16,.0f}" for key in names))
     return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return harness.in_rounds("host", 3, run, table, arguments)

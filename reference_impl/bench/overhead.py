@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -133,3 +134,7 @@ def table(result: dict[str, Any]) -> str:
             f"{speed['engine']['median']:.0f} tokens/s alone, {speed['server']['median']:.0f} through the server"
         )
     return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return harness.in_rounds("overhead", 5, run, table, arguments)

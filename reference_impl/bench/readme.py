@@ -207,7 +207,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(found != text)
     README.write_text(found, "utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

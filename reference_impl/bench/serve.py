@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -103,5 +104,7 @@ def serve(
         raise typer.Exit(1)
 
 
-if __name__ == "__main__":
-    typer.run(serve)
+def main(arguments: Sequence[str] | None = None) -> int:
+    app = typer.Typer(add_completion=False)
+    app.command(epilog=EXAMPLE)(serve)
+    return int(app(args=arguments, prog_name="inferlab bench serve") or 0)  # which raises SystemExit

@@ -1,4 +1,4 @@
-"""`python -m reference_impl.bench.simulator calibrate | compare | fleet`, on the course model and this machine.
+"""`inferlab bench simulator calibrate | compare | fleet`, on the course model and this machine.
 
 The files that are written carry a stamp (harness.py): machine, versions, load. A fleet runs in several processes, each
 of which imports this module: so it does not import torch, which would take more memory than the simulation.
@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from reference_impl.assembly.config import EngineConfig
@@ -76,8 +77,8 @@ def _fleet(args: argparse.Namespace) -> None:
 _MAXRSS = 1 if sys.platform == "darwin" else 1024  # bytes
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench.simulator", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="inferlab bench simulator", description=__doc__)
     commands = parser.add_subparsers(required=True)
     for name, run in (("calibrate", _calibrate), ("compare", _compare)):
         command = commands.add_parser(name, help=run.__doc__)
@@ -107,7 +108,4 @@ def main(arguments: list[str] | None = None) -> None:
     fleet.add_argument("--file", type=Path, help="where to write the result; it is printed in any case")
     args = parser.parse_args(arguments)
     args.run(args)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -301,3 +301,7 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"{peer['ours']} is {ours['median']:.2f}x as fast as that"
             )
     return said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return harness.in_rounds("speculative", 3, run, lambda found: "\n".join(lines(found)), arguments)

@@ -1,6 +1,6 @@
 """How waiting grows with the load: the engine on a simulated GPU, recorded beside what a formula of queues needs.
 
-    python -m reference_impl.bench.under_load       # records again: results/under_load.json
+    inferlab bench under_load       # records again: results/under_load.json
 
 Llama-3-8B on one H100 by formula, prompts of 1,000 tokens, outputs of 100 on average. A p99 takes thousands of
 requests and a picture that follows a slider has 0.2 s: so the points are recorded, `short_run` makes one anew, and
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -166,8 +166,8 @@ def recorded() -> dict[tuple[str, str, str], Line]:
     }
 
 
-def main() -> None:
-    argparse.ArgumentParser(prog="python -m reference_impl.bench.under_load", description=__doc__).parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="inferlab bench under_load", description=__doc__).parse_args(arguments)
     stamp: dict[str, Any] = harness.stamp()
     settings, lines = tuple(itertools.product(SEATS, ARRIVALS, OUTPUTS)), {}
     with ProcessPoolExecutor() as pool:  # half an hour on one core
@@ -177,6 +177,7 @@ def main() -> None:
             print(name, flush=True)
     save(stamp, lines)
     print(f"wrote {RECORD}")
+    return 0
 
 
 def save(stamp: dict[str, Any], lines: dict[str, Any]) -> None:
@@ -192,7 +193,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(v) for v in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reference_impl.bench import names
 from reference_impl.bench import serve as load
 from reference_impl.cli import quantizing
 from reference_impl.cli.messages import described, install
@@ -216,109 +217,18 @@ app.add_typer(bench_app, name="bench")
 bench_app.command("serve", epilog=load.EXAMPLE)(load.serve)
 
 
-@bench_app.command(epilog="Example: inferlab bench cpu --rounds 7")
-def cpu(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 3,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/cpu.json.")] = False,
-) -> None:
-    """The engine against transformers.generate on the course model; its scheduler and prefix cache against none."""
-    from reference_impl.bench import cpu as bench
-    from reference_impl.bench import harness
+def _mount(name: str, what: str, example: str) -> None:
+    """A bench has a parser of its own, which gets everything that is written behind its name."""
 
-    result = bench.run(rounds)
-    typer.echo(bench.table(result))
-    if save:
-        typer.echo(f"wrote {harness.save('cpu', result)}")
+    def bench(context: typer.Context) -> None:
+        raise typer.Exit(names.run(name, context.args))
+
+    bench_app.command(
+        name, help=what, epilog=f"Example: inferlab bench {name} {example}".rstrip(), add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )(bench)  # fmt: skip
 
 
-@bench_app.command(epilog="Example: inferlab bench host --rounds 7")
-def host(
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/host.json.")] = False,
-) -> None:
-    """What the host does in a step, around a model that computes nothing; and the size of a step's message."""
-    from reference_impl.bench import harness
-    from reference_impl.bench import host as bench
-
-    result = bench.run(rounds)
-    typer.echo(bench.table(result))
-    if save:
-        typer.echo(f"wrote {harness.save('host', result)}")
-
-
-@bench_app.command(epilog="Example: inferlab bench overhead --rounds 7")
-def overhead(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/overhead.json.")] = False,
-) -> None:
-    """What the HTTP server costs over the engine, at 32 streams."""
-    from reference_impl.bench import harness
-    from reference_impl.bench import overhead as bench
-
-    result = bench.run(rounds)
-    typer.echo(bench.table(result))
-    if save:
-        typer.echo(f"wrote {harness.save('overhead', result)}")
-
-
-@bench_app.command(epilog="Example: inferlab bench speculative --rounds 5")
-def speculative(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 3,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/speculative.json.")] = False,
-) -> None:
-    """Guessing tokens ahead against plain decoding, with the formula that says what it can give."""
-    from reference_impl.bench import harness
-    from reference_impl.bench import speculative as bench
-
-    result = bench.run(rounds)
-    typer.echo("\n".join(bench.lines(result)))
-    if save:
-        typer.echo(f"wrote {harness.save('speculative', result)}")
-
-
-@bench_app.command(epilog="Example: inferlab bench adaptive --rounds 50")
-def adaptive(
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 20,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/adaptive.json.")] = False,
-) -> None:
-    """What adaptive guesses cost where none pay, against plain decoding."""
-    from reference_impl.bench import adaptive as bench
-    from reference_impl.bench import harness
-
-    result = bench.run(rounds)
-    typer.echo("\n".join(bench.lines(result)))
-    if save:
-        typer.echo(f"wrote {harness.save('adaptive', result)}")
-
-
-@bench_app.command(epilog="Example: inferlab bench gpu --only 'one stream'")
-def gpu(
-    only: Annotated[str, typer.Option(help="Cases whose name contains this; nothing is saved without --out.")] = "",
-    seconds: Annotated[float, typer.Option(min=0, help="No case begins that would end after that.")] = 480.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Windows or runs of a figure.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Where the results go; default: results/gpu.json.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything tiny, on any machine; nothing saved.")] = False,
-    kernels: Annotated[bool, typer.Option("--kernels", help="In the time that is left, all of bench kernels.")] = False,
-    save: Annotated[bool, typer.Option(help="Write the results.")] = True,
-) -> None:
-    """The engine on this GPU against its limits, transformers and the goals; also by python -m reference_impl.bench."""
-    from reference_impl.bench import gpu as bench
-
-    arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
-    arguments += ["--out", str(out)] * (out is not None) + ["--dry-run"] * dry_run + ["--no-save"] * (not save)
-    raise typer.Exit(bench.main(arguments + ["--kernels"] * kernels))
-
-
-@bench_app.command(epilog="Example: inferlab bench kernels --only decode")
-def kernels(
-    only: Annotated[str, typer.Option(help="Cases whose name contains this.")] = "",
-    seconds: Annotated[float, typer.Option(min=0, help="No case begins after that.")] = 270.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after two warm-ups.")] = 15,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every case once, tiny, in Triton's interpreter.")] = False,
-    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/kernels.json.")] = True,
-) -> None:
-    """Every Triton kernel on this GPU against its limit and torch's own; also by python -m reference_impl.bench."""
-    from reference_impl.bench import kernels as bench
-
-    arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
-    raise typer.Exit(bench.main(arguments + ["--dry-run"] * dry_run + ["--no-save"] * (not save)))
+for _name, _row in names.BENCHES.items():
+    if _name != "serve":
+        _mount(_name, *_row)

@@ -4,7 +4,7 @@
     results = simulate_replicas(stream, replicas=100, cost=CalibratedCost.load(file), processes=2)
 
 Scheduler, blocks and prefix cache are the engine's own. The seconds of a step come from a cost: the roofline of
-`theory.deployment`, or a fit to steps measured on this machine (`python -m reference_impl.bench.simulator calibrate`).
+`theory.deployment`, or a fit to steps measured on this machine (`inferlab bench simulator calibrate`).
 """
 
 from reference_impl.simulation.calibration import fit

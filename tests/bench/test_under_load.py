@@ -9,7 +9,7 @@ import pytest
 from reference_impl.bench import under_load
 from reference_impl.bench.under_load import LOADS, NUM, OUTPUTS, SEEDS, Result, point, recorded, run, saturated
 
-AGAIN = "run: python -m reference_impl.bench.under_load"
+AGAIN = "run: inferlab bench under_load"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ needs_linux = pytest.mark.skipif(not LINUX, reason="needs /proc/PID/smaps_rollup
 
 def fleet(tmp_path: Path, *options: str) -> dict[str, Any]:
     file = tmp_path / "fleet.json"
-    command = [sys.executable, "-P", "-m", "reference_impl.bench.simulator", "fleet", "--file", str(file), *options]
+    command = [sys.executable, "-P", "-m", "reference_impl.bench", "simulator", "fleet", "--file", str(file), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(memory.__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return fleet(tmp_path_factory.mktemp("few"), *SMALL, "--blocks", "2200", "--processes", "2")
 
 
-SMALL = ("--workload", "agents", "--num", "150", "--rate", "1.5", "--replicas", "4", "--router", "prefix")
+SMALL = ("--workload", "agents", "--num", "60", "--rate", "1.5", "--replicas", "4", "--router", "prefix")
 
 
 def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_processes(
@@ -47,7 +47,7 @@ def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_processes(
     assert few["load"]["router"] == "prefix"
     for run in (few, many):
         simulated = run["simulated"]
-        assert simulated["requests"] + simulated["refused"] == 150
+        assert simulated["requests"] + simulated["refused"] == 60
         assert run["seconds"] > 0 < run["processor_seconds"]
         assert {"date", "commit", "cpu", "versions", "load_average_before"} <= set(run["stamp"])
     assert few["simulated"]["hit_rate"] < many["simulated"]["hit_rate"] - 0.02
