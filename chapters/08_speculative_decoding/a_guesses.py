@@ -354,16 +354,17 @@ for batch in (1, 4):
 widgets.table(rows, ["text", "batch", "steps, plain", "steps, k = 4", "fewer steps", "times as fast, model time"])
 
 # %% [markdown] name="measure-both-reading"
-# Fewer steps, but not as much less time: that is $v$. The gap between the last two columns is the longer step. With
-# several requests in a batch the step count also follows the *slowest* of them.
+# Where the last column is below the one before it, the time fell by less than the number of steps: a step with guesses
+# takes longer, which is $v$, and on a CPU that is what to expect. With several requests in a batch the step count also
+# follows the *slowest* of them.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
 # The formula over acceptance, guesses, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
-# the one you have just measured. The points are this machine's runs from above. *With k = 4 and guesses that cost nothing,
-# between which two batches does an acceptance of 0.6 stop paying on the H100, with the short context? Why is there no such
-# batch with the long one?* Grey: batches whose caches do not fit beside the weights; the formula goes on through them.
+# the one you have just measured; with that one, the points are this machine's runs from above. *With k = 4 and guesses
+# that cost nothing, between which two batches does an acceptance of 0.6 stop paying on the H100, with the short context?
+# Why is there no such batch with the long one?* Grey: batches whose caches do not fit beside the weights; the formula goes on through them.
 
 
 # %% name="explore-widget"

@@ -70,6 +70,7 @@ def draw(
 ) -> Shown:  # fmt: skip
     """Left: the speed-up over k at this batch. Right: over the batch at this k. Dotted: 1, neither gain nor loss."""
     verify = machines[machine]
+    points = () if machine in MACHINES else points  # those of one machine say nothing about another's curve
     ks = range(1, MOST + 1)
     by_k = [gain(verify, acceptance, k, draft_cost, batch) for k in ks]
     by_batch = [gain(verify, acceptance, num_drafts, draft_cost, b) for b in BATCHES]
@@ -126,7 +127,8 @@ def speculation(
     points: Sequence[Measured] = (), measured: Mapping[str, Verify] | None = None, acceptance: float = 0.7,
     num_drafts: int = 4, draft_cost: float = 0.05, batch: int = 1, machine: str | None = None,
 ) -> View:  # fmt: skip
-    """Move acceptance, k, c and the batch. measured: v(k) of machines of your own, by name, beside `MACHINES`."""
+    """Move acceptance, k, c and the batch. measured: v(k) of machines of your own, by name, beside `MACHINES`;
+    points: what was measured on them, shown with their curve only."""
     machines = {**MACHINES, **(measured or {})}
     if machine is not None and machine not in machines:
         raise ValueError(f"machine: expected one of {list(machines)}, got {machine!r}")

@@ -32,6 +32,7 @@ def ends(control: Any) -> tuple[Any, Any]:
     lambda: draft_tree(Tree(("only",), (-1,), (1.0,))), lambda: speculation(),
     lambda: speculation([Measured("ngram, code", 1, 4, 1.5)], {"here": lambda batch, k: 1 + 0.1 * k}, machine="here"),
 ], ids=["stepper", "equal", "tree", "one guess", "explorer", "measured"])  # fmt: skip
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends(make: Any) -> None:
     view = make()
     for control in view.controls.values():
@@ -109,6 +110,14 @@ def test_guesses_stop_paying_in_a_large_batch_and_later_with_a_long_context() ->
 def test_an_unknown_machine_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="v = 1"):
         speculation(machine="B300")
+
+
+def test_points_of_one_machine_are_not_drawn_under_the_curve_of_another() -> None:
+    points = [Measured("ngram, code", 1, 4, 1.5)]
+    machines = {**MACHINES, "here": lambda batch, k: 1.0}
+    settings = {"acceptance": 0.6, "num_drafts": 4, "draft_cost": 0.0, "batch": 1}
+    for machine in machines:
+        assert ("1 measured points" in draw(machines, points, machine, **settings).alt) == (machine == "here")
 
 
 def steps() -> list[StepDone]:
