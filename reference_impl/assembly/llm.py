@@ -57,6 +57,7 @@ from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.gguf_file import is_gguf
 from reference_impl.models.gguf_model import read_config
 from reference_impl.models.hub import model_folder
+from reference_impl.models.loader import NoHead
 from reference_impl.models.sampling_defaults import sampling_defaults
 from reference_impl.models.shapes import Shape, config_of_shape
 
@@ -253,6 +254,8 @@ class LLM(core_llm.LLM, ChatEncoder):
 
         options: those of Engine.add.
         """
+        if isinstance(getattr(self.engine.model, "head", None), NoHead) and options.get("pooling") is None:
+            raise ValueError(f"{self.where} has no lm_head, so it gives hidden states and no tokens: use embed")
         if sampling.bad_words:
             if self.tokenizer is None or options.get("grammar") is not None:
                 raise ValueError("bad_words: expected a model with a tokenizer, and no grammar beside them")

@@ -31,7 +31,16 @@ from reference_impl.models.decoders import kind_of
 from reference_impl.models.gguf_file import GgufFile, is_gguf
 from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
 from reference_impl.models.identity import Checkpoint
-from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
+from reference_impl.models.loader import (
+    Destination,
+    NoHead,
+    destinations,
+    fill,
+    finish,
+    is_decoder_alone,
+    store_tensors,
+    weight_files,
+)
 from reference_impl.models.moe import expert_layers
 from reference_impl.models.quantization.head import all_linears, decoded_embedding, use_stored_head
 from reference_impl.models.quantization.layouts import Layout
@@ -76,6 +85,8 @@ def load_model(
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
+    if not config.tied_embeddings and is_decoder_alone(files):
+        NoHead(model)
     table = _table(model, folder)
     if own and (layout := embedding_layout(folder)) is not None:
         table |= _embedding(model, layout, table, folder)

@@ -32,7 +32,7 @@ from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import MOST_BYTES
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
-from reference_impl.models.loader import weight_files
+from reference_impl.models.loader import is_decoder_alone, weight_files
 from reference_impl.models.moe import expert_names
 from reference_impl.models.quantization.auto_awq import awq_layouts
 from reference_impl.models.quantization.auto_gptq import Gptq, gptq_layouts
@@ -95,9 +95,14 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
         )  # fmt: skip
     headers = functools.cache(lambda: tensor_shapes(weight_files(folder)))
 
+    alone = is_decoder_alone(weight_files(folder))
+
     def of_file(name: str) -> Layout | None:
-        """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order."""
+        """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order. A
+        decoder alone has names without `model.`, and those in its config are without it, too, or not."""
         layout = layout_of(name)
+        if alone and layout is not None:
+            layout = layout_of(name.removeprefix("model."))
         if isinstance(layout, OfAnyGroups) and f"{name}.weight_g_idx" not in headers():
             return layout.base
         return layout

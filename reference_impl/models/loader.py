@@ -6,6 +6,7 @@ be known to be harmless. Errors name file, tensor, what was expected and what wa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,34 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(table.values()))
 
 
+class NoHead:
+    """Of a decoder that was saved without its lm_head, which is no copy of the embedding: it has hidden states only.
+    Its logits are NaN, so a request that asks for tokens all the same ends with an error, and no other does."""
+
+    def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        return x.new_full((len(x), self.vocab_size), torch.nan)
+
+    def __init__(self, model: Decoder):
+        self.vocab_size = model.config.vocab_size
+        model.head, model.lm_head = self, model.embedding[:0]
+
+
+def whole_name(name: str) -> str:
+    """A tensor's, or layer's, name in a whole model: a decoder saved without its lm_head has no `model.` in names."""
+    return f"model.{name}" if name.partition(".")[0] in ("layers", "embed_tokens", "norm") else name
+
+
+def is_decoder_alone(files: list[Path]) -> bool:
+    """Whether tensors are named as those of a decoder saved without its lm_head, and there is none."""
+    names: list[str] = []
+    for file in files:
+        with contextlib.suppress(SafetensorError, OSError), safe_open(file, framework="pt") as handle:
+            names += handle.keys()
+    return any(whole_name(name) != name for name in names) and not any(
+        n.startswith(("model.", "lm_head.")) for n in names
+    )
+
+
 def destinations(model: Decoder) -> dict[str, Destination]:
     """Checkpoint name -> (what it must be, store) for every tensor that the model needs."""
     plus_one = model.config.norm_plus_one
@@ -76,7 +105,7 @@ def destinations(model: Decoder) -> dict[str, Destination]:
     table |= {name: _norm(tensor, plus_one) for name, tensor in model.norms().items()}
     if isinstance(model.head, StoredHead):
         table |= _parts(model.head.linear)
-    elif model.lm_head is not None:
+    elif model.lm_head is not None and not isinstance(model.head, NoHead):
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
@@ -190,13 +219,13 @@ def store_tensors(
 ) -> None:
     """`store`, of tensors that are read already: (file, name, tensor). where: all files, for the error that one is
     missing."""
-    missing = dict.fromkeys(table)
+    missing, others = dict.fromkeys(table), others or {}
     for file, name, tensor in tensors:
-        if others and name in others:
+        if name not in table and (whole_name(name) in table or whole_name(name) in others):
+            name = whole_name(name)
+        if name in others:
             _put(others[name], tensor, f"{file}: tensor {name}")
             continue
-        if name not in table and f"model.{name}" in table:  # as a model is saved that has no lm_head beside it
-            name = f"model.{name}"
         if name not in table:
             if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
                 continue

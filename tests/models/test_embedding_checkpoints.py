@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from reference_impl import LLM, SamplingParams
 from reference_impl.assembly.model import load_model
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.loader import CheckpointError
-from tests.models.test_parity import IDS
+from reference_impl.models.quantization.scheme import Scheme
+from tests.models.test_gptq_awq import AWQ, GPTQ
+from tests.models.test_gptq_awq import written as integers  # noqa: F401
+from tests.models.test_parity import IDS, worst
+from tests.models.test_stored_weights import written as by_scheme  # noqa: F401
+from tests.models.test_torchao import HERE
 from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
 
 SIZES = {
@@ -50,3 +60,96 @@ def test_a_model_that_looks_both_ways_is_refused(make_folder: MakeFolder) -> Non
     for field, value in (("is_causal", False), ("use_bidirectional_attention", True)):
         with pytest.raises(ConfigError, match=f"{field}: expected .*found {value}"):
             parse_model_config(raw | {"architectures": ["Qwen2Model"], field: value})
+
+
+def without_model(folder: Path) -> Path:
+    """The folder, with its tensors as those of a decoder that is saved alone; its metadata likewise."""
+    file = folder / "model.safetensors"
+    with safe_open(file, framework="pt") as handle:
+        metadata = {name.removeprefix("model."): text for name, text in (handle.metadata() or {}).items()}
+    tensors = {name.removeprefix("model."): t.clone() for name, t in load_file(file).items() if "lm_head" not in name}
+    save_file(tensors, file, metadata)
+    return folder
+
+
+def test_an_untied_one_without_a_head_embeds_and_generates_nothing(make_folder: MakeFolder) -> None:  # noqa: F811
+    """As Qwen3-Embedding-8B: config.json says that the head is no copy of the embedding, and there is none."""
+    folder: Path = make_folder(**(SIZES | {"tie_word_embeddings": False}))
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32, "max_model_len": 64}
+    ids = list(IDS[:9])
+    prompts: list[Any] = [{"prompt_token_ids": ids}, {"prompt_token_ids": ids[3:]}]
+    expected = [found.outputs.embedding for found in LLM(folder, **options).embed(prompts, "last")]
+    without_model(folder)
+    llm = LLM(folder, **options)
+    assert [found.outputs.embedding for found in llm.embed(prompts, "last")] == expected
+    with pytest.raises(ValueError, match="has no lm_head, so it gives hidden states and no tokens: use embed"):
+        llm.generate(prompts)
+    asked, embedded = llm.engine.add(ids, SamplingParams(max_tokens=2)), llm.engine.add(ids, pooling="last")
+    with pytest.warns(RuntimeWarning, match="the first such numbers are in the logits"):
+        llm.step()
+    assert (asked.finish_reason, asked.output_tokens) == ("error", [])
+    assert embedded.finish_reason != "error", "which was in the same step"
+    assert [found.outputs.embedding for found in llm.embed(prompts, "last")] == expected
+
+
+def test_a_whole_model_that_lacks_its_head_is_refused(make_folder: MakeFolder) -> None:  # noqa: F811
+    folder: Path = make_folder(**(SIZES | {"tie_word_embeddings": False}))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"missing tensors: lm_head\.weight"):
+        load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("raw", [GPTQ, GPTQ | {"desc_act": True}, AWQ], ids=["gptq", "act-order", "awq"])
+def test_integers_by_names_without_model(raw: dict[str, Any], integers: Any, our_logits: Any) -> None:  # noqa: F811
+    folder, plain = integers(raw, tie_word_embeddings=True)
+    found = our_logits(load_model(without_model(folder), torch.float32), IDS)[0]
+    assert worst(found, our_logits(load_model(plain, torch.float32), IDS)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("scheme", [Scheme("int4", "group", 32), Scheme("e4m3", "channel")], ids=str)
+@pytest.mark.parametrize("ignored", ["{}", "re:^{}$"])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_compressed_tensors_by_names_without_model(
+    prefix: str,
+    ignored: str,
+    scheme: Scheme,
+    by_scheme: Any,  # noqa: F811
+    our_logits: Any,
+    edit: Callable[..., None],
+) -> None:
+    """Layers that are not quantized may be named either way."""
+    folder, plain = by_scheme(scheme)
+    name, tensors = "layers.0.mlp.down_proj", load_file(folder / "model.safetensors")
+    tensors = {other: t for other, t in tensors.items() if f".{name}." not in other}
+    dense = load_file(plain / "model.safetensors")
+    save_file(tensors | {k: dense[k] for k in dense if f".{name}." in k}, folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())["quantization_config"]
+    edit(folder, quantization_config=raw | {"ignore": ["lm_head", ignored.format(prefix + name)]})
+    found = our_logits(load_model(without_model(folder), torch.float32), IDS)[0]
+    assert worst(found, our_logits(load_model(plain, torch.float32), IDS)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("block", [None, [128, 128]])
+def test_fp8_by_names_without_model(block: list[int] | None, by_scheme: Any, our_logits: Any, edit: Any) -> None:  # noqa: F811
+    folder, _ = by_scheme(Scheme("e4m3", "block" if block else "channel", scale_dtype=torch.float32))
+    raw = {"quant_method": "fp8", "weight_block_size": block, "fmt": "e4m3", "activation_scheme": "dynamic"}
+    edit(folder, quantization_config=raw)
+    expected = our_logits(load_model(folder, torch.float32), IDS)[0]
+    assert torch.equal(our_logits(load_model(without_model(folder), torch.float32), IDS)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["int4", "fp8", "nvfp4_weights", "embedding"])
+def test_torchao_by_names_without_model(name: str, tmp_path: Path) -> None:
+    """These are not tied, so they have no head then."""
+    folder = tmp_path / name
+    shutil.copytree(HERE / name, folder)
+
+    def embedded() -> list[float]:
+        llm = LLM(folder, device="cpu", dtype="float32", num_blocks=32, max_model_len=32)
+        return llm.embed([{"prompt_token_ids": [3, 17, 5]}])[0].outputs.embedding
+
+    expected = embedded()
+    without_model(folder)
+    assert embedded() == expected

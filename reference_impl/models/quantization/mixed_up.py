@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.config_reader import ConfigError
-from reference_impl.models.loader import CheckpointError, part_tensors
+from reference_impl.models.loader import CheckpointError, part_tensors, whole_name
 from reference_impl.models.quantization.stored import Stored
 
 Shapes = Mapping[str, tuple[list[int], str]]  # last word of a tensor's name -> (shape, dtype as safetensors calls it)
@@ -97,12 +97,12 @@ def _whether_g_idx(found: Shapes) -> str:
 
 
 def tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """{name of a tensor: its shape}, of headers alone."""
+    """{name of a tensor in a whole model: its shape}, of headers alone."""
     return {f"{part}.{word}": shape for part, found in _headers(files).items() for word, (shape, _) in found.items()}
 
 
 def _headers(files: list[Path]) -> dict[str, Shapes]:
-    """{name of a layer: its tensors}."""
+    """{name of a layer in a whole model: its tensors}."""
     found: dict[str, dict[str, tuple[list[int], str]]] = {}
     for file in files:
         try:
@@ -110,7 +110,7 @@ def _headers(files: list[Path]) -> dict[str, Shapes]:
                 for name in handle.keys():  # noqa: SIM118 (not a dict)
                     part, _, word = name.rpartition(".")
                     header = handle.get_slice(name)
-                    found.setdefault(part, {})[word] = (header.get_shape(), header.get_dtype())
+                    found.setdefault(whole_name(part), {})[word] = (header.get_shape(), header.get_dtype())
         except (SafetensorError, OSError):
             continue  # `store` says what is wrong with it
     return dict(found)

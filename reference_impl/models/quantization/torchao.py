@@ -32,6 +32,7 @@ from torch import Tensor
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import shown
+from reference_impl.models.loader import whole_name
 from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_codes, check_scales
 from reference_impl.models.quantization.packing import unpack_nibbles
 from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme
@@ -178,7 +179,7 @@ def _headers(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(header, dict) and isinstance(header.get("_type"), str):
-                found[name] = header
+                found[whole_name(name)] = header
     return found
 
 
