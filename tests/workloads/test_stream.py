@@ -191,7 +191,11 @@ def test_seeds_are_other_users_of_the_same_service() -> None:
     assert not {r.id for r in one} & {r.id for r in two}
     assert [r.arrival for r in one] != [r.arrival for r in two]
     # Tenants whose system prompt fills a page, as the first seed shows it: two sessions begin alike.
-    first = {a.tenant: a.pages[0] for a in one for b in one if _alike(a, b)}
+    begins: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for r in one:
+        if r.pages:
+            begins[r.tenant, r.pages[0]].add(r.session)
+    first = {tenant: page for (tenant, page), sessions in begins.items() if len(sessions) > 1}
     assert len(first) > 10
     both = [r for r in two if r.tenant in first and r.pages]
     assert len(both) > 300
@@ -216,8 +220,8 @@ def test_a_session_is_the_same_under_other_arrivals(name: str) -> None:
 def test_the_first_requests_are_like_the_later_ones() -> None:
     """The stream starts in the middle of the service's life: no run-up of first turns."""
     first = measure(r for seed in range(20) for r in workload("chat", seed=seed, num_requests=200))
-    late = measure(islice(workload("chat"), 6000, 16_000))
-    # Standard errors: 2 % and 1.5 % of the mean prompt.
+    late = measure(islice(workload("chat"), 4000, 9000))
+    # Standard errors: 2 % of the mean prompt each.
     assert first.later_turns == pytest.approx(late.later_turns, abs=0.04)
     assert first.later_turns == pytest.approx(1 - 1 / 3.5, abs=0.04)
     assert first.prompt[0] == pytest.approx(late.prompt[0], rel=0.1)
@@ -226,14 +230,14 @@ def test_the_first_requests_are_like_the_later_ones() -> None:
 def test_pauses_are_at_least_the_ones_that_were_drawn() -> None:
     ready = {}
     gaps = []
-    for r in workload("chat", rate=100.0, num_requests=30_000):
+    for r in workload("chat", rate=40.0, num_requests=12_000):
         if r.session in ready:
             gaps.append(r.arrival - ready[r.session])
         ready[r.session] = r.arrival + 0.025 * r.num_output_tokens
     assert min(gaps) > 0
     # Drawn: lognormal, median 100 s; of the last 300 s only the short ones are seen, so compare below 60 s.
     assert np.mean(np.array(gaps) < 10) < 0.05
-    assert len(gaps) > 3000
+    assert len(gaps) > 1200
 
 
 def test_closed_loop_users_wait_for_themselves() -> None:
@@ -277,23 +281,23 @@ def test_more_requests_take_no_more_memory(short: Path, closed: bool) -> None:
     stream = workload(short, arrivals=closed_loop(100) if closed else None)
     tracemalloc.start()
     try:
-        deque(islice(stream, 10_000), maxlen=0)
+        deque(islice(stream, 4000), maxlen=0)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        deque(islice(stream, 20_000), maxlen=0)
+        deque(islice(stream, 8000), maxlen=0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # An integer kept per request would be 700 kB; the sessions under way vary by some 100 kB.
-    assert peak - before < 400_000
+    # An integer kept per request would be 280 kB; the sessions under way vary by some 100 kB.
+    assert peak - before < 200_000
 
 
-def test_hundreds_of_thousands_of_requests_leave_nothing_behind(short: Path) -> None:
+def test_tens_of_thousands_of_requests_leave_nothing_behind(short: Path) -> None:
     """Live blocks of Python's allocator instead of tracemalloc, which makes each request several times slower."""
     stream = workload(short)
     deque(islice(stream, 10_000), maxlen=0)
     before = sys.getallocatedblocks()
-    deque(islice(stream, 300_000), maxlen=0)
+    deque(islice(stream, 60_000), maxlen=0)
     assert sys.getallocatedblocks() - before < 10_000
 
 
@@ -304,10 +308,6 @@ def _common(a: WorkloadRequest, b: WorkloadRequest) -> int:
 def _shared(requests: list[WorkloadRequest]) -> int:
     """Pages with which all of them begin."""
     return min(_common(requests[0], other) for other in requests)
-
-
-def _alike(a: WorkloadRequest, b: WorkloadRequest) -> bool:
-    return a.session != b.session and a.tenant == b.tenant and _common(a, b) > 0
 
 
 def _pairs(name: str) -> object:
