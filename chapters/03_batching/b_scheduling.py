@@ -326,12 +326,12 @@ widgets.reveal("03b-again", sum(sum(s.tokens.values()) for s in steps) - once)
 #
 # Three short methods of the engine's scheduler: how a running request gets its tokens, how a request is admitted, and
 # what a preempted request keeps. It keeps its tokens and its rank, so no output is lost, and it resumes early.
-# (`_preempt` returns whether blocks are free now. An engine that plans a step while the previous one still runs may
-# have to wait for them; that is a feature, `reference_impl/features/overlap`, and so are preemptive policies and
-# swapping.)
+# (`preempt` returns whether blocks are free now. An engine that plans a step while the previous one still runs may
+# have to wait for them; that is a feature, `reference_impl/features/overlap`, and so is swapping: the scheduler asks
+# their hooks `may_preempt` and `gives_up`.)
 
 # %% name="engine-source"
-for method in (Scheduler._continue, Scheduler._admit, Scheduler._preempt):
+for method in (Scheduler.continue_running, Scheduler._admit, Scheduler.preempt):
     print(inspect.getsource(method))
 
 # %% [markdown] name="engine-toy-text"

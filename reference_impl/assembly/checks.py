@@ -109,10 +109,11 @@ def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
         is_asked = asked != EngineConfig.__dataclass_fields__[name].default
         if isinstance(own, int) and (own != asked if is_asked else own > asked):
             raise ValueError(f"{name}={asked}, and {given}, has {own}: give both the same number")
-    if config.preemption == "swap" and isinstance(scheduler, CoreScheduler) and not isinstance(scheduler, Swapping):
+    swaps = not isinstance(scheduler, CoreScheduler) or any(isinstance(f, Swapping) for f in scheduler.hooks.features)
+    if config.preemption == "swap" and not swaps:
         raise ValueError(
             f"preemption='swap' needs a scheduler that swaps (features/swap/scheduling.py), and {given}, drops what it "
-            "preempts: extend Swapping, use preemption='recompute', or leave the scheduler out"
+            "preempts: scheduler.hooks.add(Swapping(scheduler)), use preemption='recompute', or leave the scheduler out"
         )
 
 

@@ -69,13 +69,13 @@ class Engine(CoreEngine):
         self._pages = MovesPages(self, made.kv) if isinstance(made.kv, FetchesPages) else None
         # What only some requests need joins when the first of them does, so that no step before passes through it.
         self._masking, self._pooling, self._scoring = Masking(self), PoolsRequests(), Scoring()
-        self.use(Failing(self))
+        self.hooks.add(Failing(self))
         if made.config.num_drafts or parts.scheduler is not None:
-            self.use(self._drafts)
+            self.hooks.add(self._drafts)
         if self._pages is not None:
-            self.use(self._pages)
+            self.hooks.add(self._pages)
         if parts.scheduler is not None or parts.executor is not None:
-            self.use(CheckedParts(self))
+            self.hooks.add(CheckedParts(self))
         self._num_seeds = 0  # how many requests got one that follows from EngineConfig.seed
 
     @property
@@ -150,8 +150,8 @@ class Engine(CoreEngine):
         for feature, needs_it in (
             (self._masking, grammar), (self._pooling, pooling), (self._scoring, sampling.prompt_logprobs),
         ):  # fmt: skip
-            if needs_it is not None and feature not in self.features:
-                self.use(feature)
+            if needs_it is not None and feature not in self.hooks.features:
+                self.hooks.add(feature)
         return self.enqueue(request)
 
     def finish(self, request: Request) -> None:

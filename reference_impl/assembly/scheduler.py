@@ -1,22 +1,16 @@
 """The engine's scheduler: the core's, with the features that an engine's options need, and no others. So a step does
-nothing for a feature that is off.
-
-Each feature is a scheduler of its own, the core's with one or two methods extended. Here they are one class:
-each method's `super()` is that of the next in the line, and the core comes last.
-"""
+nothing for a feature that is off."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
-from reference_impl.core.ranking import FirstCome
-from reference_impl.core.scheduler import Scheduler
-from reference_impl.features.admission.worst_case import WorstCaseAdmission
+from reference_impl.core.scheduler import Scheduler, SchedulerFeature, known_tokens
+from reference_impl.features.admission.worst_case import most_tokens
 from reference_impl.features.beams.scheduling import Branching
 from reference_impl.features.overlap.scheduling import WaitsForBlocks
-from reference_impl.features.policies.overtaking import Overtaking
 from reference_impl.features.pooling.scheduling import PoolsPrompts
-from reference_impl.features.scoring.scheduling import ScoresPrompts
 from reference_impl.features.speculative.adapting import Adapting
 from reference_impl.features.speculative.growth import Growth
 from reference_impl.features.speculative.scheduling import Drafting
@@ -51,27 +45,29 @@ def continuous_batching(
     num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape, or grown so;
     max_len: then, positions of a request. must_follow: as of `Adapting`. shows_guesses: as of `Drafting`.
     """
-    policy = FirstCome() if policy is None else policy
-    drafting: tuple[type[Scheduler], bool, dict[str, Any]]
-    drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer, "shows_guesses": shows_guesses}
-    drafting = Drafting, num_drafts > 0, drafts
-    if adaptive_drafts:
-        drafting = Adapting, num_drafts > 0, drafts | {"must_follow": must_follow}
-    if tree is not None:
-        drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len, "shows_guesses": shows_guesses}
-    features: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
-        (LoadsPages, isinstance(kv, FetchesPages), {}),
-        (Overtaking, policy.preemptive, {}),
-        (Staged, num_stages > 1, {"num_stages": num_stages}),
-        drafting,
-        (WaitsForBlocks, isinstance(kv, DefersReuse), {}),
-        (Swapping, preemption == "swap", {}),
-        (WorstCaseAdmission, admission == "worst_case", {}),
-        (Branching, True, {}),  # what one request may ask for costs the others nothing
-        (ScoresPrompts, True, {}),
-        (PoolsPrompts, True, {}),
+    kind: type[Scheduler] = Scheduler
+    options: dict[str, Any] = {}
+    if num_drafts or tree is not None:
+        kind, options = Drafting, {"shows_guesses": shows_guesses}
+        if tree is not None:
+            kind, options = TreeDrafting, options | {"tree": tree, "max_len": max_len}
+        else:
+            options |= {"num_drafts": num_drafts, "host_proposer": host_proposer}
+            if adaptive_drafts:
+                kind, options = Adapting, options | {"must_follow": must_follow}
+    scheduler = kind(
+        kv, max_num_seqs, max_num_batched_tokens, policy, most_tokens if admission == "worst_case" else known_tokens,
+        num_stages, **options,
+    )  # fmt: skip
+    features: list[tuple[Callable[[Scheduler], SchedulerFeature], bool]] = [  # and whether it is needed
+        (LoadsPages, isinstance(kv, FetchesPages)),
+        (Staged, num_stages > 1),
+        (WaitsForBlocks, isinstance(kv, DefersReuse)),
+        (Swapping, preemption == "swap"),
+        (Branching, True),  # what one request may ask for costs the others nothing
+        (PoolsPrompts, True),
     ]
-    needed = [(feature, options) for feature, is_needed, options in features if is_needed]
-    line = type("ContinuousBatching", (*(feature for feature, _ in needed), Scheduler), {})
-    options = {name: value for _, options in needed for name, value in options.items()}
-    return line(kv, max_num_seqs, max_num_batched_tokens, policy, **options)
+    for feature, is_needed in features:
+        if is_needed:
+            scheduler.hooks.add(feature(scheduler))
+    return scheduler

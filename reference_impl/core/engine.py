@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from reference_impl.core.engine_feature import HOOKS, EngineFeature, FinishedStep, Flight
+from reference_impl.core.engine_feature import EngineFeature, FinishedStep, Flight
+from reference_impl.core.hooks import Hooks
 from reference_impl.core.planner import Planner, output_of
 from reference_impl.core.requests import check_plain, make_request
 from reference_impl.interfaces import (
@@ -92,19 +93,11 @@ class Engine:
         self.clock, self.trace = clock, trace
         self.planner = Planner(block_size) if planner is None else planner
         self.depth = depth
-        self.features: list[EngineFeature] = []
-        self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in HOOKS}
+        self.hooks = Hooks(EngineFeature)
         self.requests: dict[str, Request] = {}  # those not finished
         self.in_flight: deque[Flight] = deque()  # oldest first
         self.lost: BaseException | None = None  # the error of a step that others were planned on
         self._num_added = 0
-
-    def use(self, feature: EngineFeature) -> None:
-        """It joins the others, for good."""
-        self.features.append(feature)
-        for name, hooks in self._hooks.items():
-            if name in vars(type(feature)):
-                hooks.append(getattr(feature, name))
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +175,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether there is a token to compute, or a step to collect."""
-        return bool(self.in_flight) or self.scheduler.has_work() or any(hook() for hook in self._hooks["has_work"])
+        return bool(self.in_flight) or self.scheduler.has_work() or any(hook() for hook in self.hooks["has_work"])
 
     def step(self) -> StepResult:
         """Submits what the scheduler chooses as one forward pass, and collects one: the same or, with several in
@@ -192,11 +185,11 @@ class Engine:
         if self.lost is not None:
             self.check_not_lost()
         now = self.clock.now()
-        for begin in self._hooks["begin"]:
+        for begin in self.hooks["begin"]:
             begin(now)
         plan = self.scheduler.schedule(now)
         is_work = plan.rows or plan.preempted or plan.transfers.is_work
-        if not (is_work or self.in_flight or any(hook() for hook in self._hooks["needs_step"])):
+        if not (is_work or self.in_flight or any(hook() for hook in self.hooks["needs_step"])):
             self._check_idle(now)
             return StepResult({}, ())
         done = None
@@ -206,7 +199,7 @@ class Engine:
             if len(self.in_flight) == self.depth > 1 or not is_submitted:
                 done = self._collect()
             if is_submitted:  # after the step before was collected, whose tokens were in flight until then
-                for submitted in self._hooks["submitted"]:
+                for submitted in self.hooks["submitted"]:
                     submitted(self.in_flight[-1])
                 if self.depth > 1:  # what it computes counts as computed, so that the next one can be planned
                     cast(PlansAhead, self.scheduler).advance(plan)
@@ -225,7 +218,7 @@ class Engine:
         if self.depth > 1:  # when it is collected, some may have ended
             requests = {row.request_id: self.requests[row.request_id] for row in plan.rows}
         step = self.planner.step(plan, self.requests)
-        for message in self._hooks["message"]:
+        for message in self.hooks["message"]:
             step = message(step, plan, requests)
         self.in_flight.append(Flight(plan, requests, step, self.executor.submit(step)))
         if self.depth > 1:
@@ -241,7 +234,7 @@ class Engine:
             ended = {name for name, r in flight.requests.items() if r.state is RequestState.FINISHED}
             cast(DefersReuse, self.kv).step_collected(plan.step_id)
         afterwards = []
-        for collected in self._hooks["collected"]:
+        for collected in self.hooks["collected"]:
             reply, then = collected(flight, reply)
             if then is not None:
                 afterwards.append(then)
@@ -322,7 +315,7 @@ class Engine:
 
     def close(self) -> None:
         try:
-            for close in self._hooks["close"]:
+            for close in self.hooks["close"]:
                 close()
         finally:
             self.executor.close()

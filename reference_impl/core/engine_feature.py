@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -61,6 +60,3 @@ class EngineFeature:
 
     def close(self) -> None:
         """Before the executor is closed."""
-
-
-HOOKS = [name for name, hook in vars(EngineFeature).items() if inspect.isfunction(hook)]

@@ -10,6 +10,9 @@ ones as the budget allows. It misses one while it decodes and many while its pro
     advance:  commits what a submitted step computes; the tokens that it samples count as in flight
     update:   appends these tokens, and finishes requests
 
+Parts of it: the policy (whose turn it is), admission (how much of a request must fit), and features, which have hooks
+where requests wait, run, give up blocks or end. What makes a row's guesses extends it (`cut`, `continue_running`).
+
 Requests wait, and run, in the order of their rank. Where blocks run out, the running request that ranks last is
 preempted: it gives up its blocks, keeps its tokens, and computes them again when it is admitted again.
 
@@ -20,13 +23,16 @@ next one computes them as if they were known.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from reference_impl.core.hooks import Hooks
 from reference_impl.core.ranking import FirstCome, RankedQueue
 from reference_impl.interfaces import KVManager, Outcome, Policy, Request, RequestState, Row, StepOutput, StepPlan
+
+SCORED_AT_ONCE = 128  # prompt tokens in a step that need logits; with a vocabulary of 150,000, 77 MB in float32
 
 Shares = list[tuple[Request, int]]  # how many tokens of the budget each request may compute, best rank first
 
@@ -47,58 +53,140 @@ class OpenPlan:
         self.budget -= num_tokens + num_drafts
 
 
-class Scheduler:
-    """max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one step."""
+class SchedulerFeature:
+    """What some requests or KV managers need of a scheduler besides. Features stand side by side, and know nothing of
+    one another. A feature has some of these hooks; of each, those of all features are called in their order."""
 
-    def __init__(self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy | None = None):
-        self.kv, self.policy = kv, FirstCome() if policy is None else policy
+    def begin(self, now: float) -> None:
+        """A step begins: nothing is planned yet."""
+
+    def enrolled(self, request: Request) -> None:
+        """The request is to wait, or to run as a branch of another."""
+
+    def able(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Of those that run, and may get tokens in this step, the ones that may."""
+        return requests
+
+    def sets_aside(self, request: Request) -> bool:
+        """Whether the first of the queue has to wait beside it; the feature queues it again."""
+        return False
+
+    def may_preempt(self, step_id: int) -> bool:
+        """Blocks have run out. False where they come free without a preemption. step_id: of the planned step."""
+        return True
+
+    def gives_up(self, request: Request) -> bool:
+        """Whether a preempted request's blocks were given up so that it keeps what is computed."""
+        return False
+
+    def computed(self, request: Request) -> None:
+        """A step with tokens of its prompt was submitted."""
+
+    def stuck(self, plan: OpenPlan) -> None:
+        """Requests run, and none of them has anything to compute, in this step or in one that is not over."""
+
+    def withdraws(self, request: Request) -> bool:
+        """Whether a request that ends, and does not run, was kept by this feature, and not by the queue."""
+        return False
+
+
+def known_tokens(request: Request) -> int:
+    """All, not this step's chunk: a prompt that is admitted and preempted half-way has wasted its computation."""
+    return request.num_tokens
+
+
+class Scheduler:
+    """max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one step. admission:
+    for how many tokens of a waiting request there must be blocks. num_stages: of the executor that it plans for."""
+
+    def __init__(
+        self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy | None = None,
+        admission: Callable[[Request], int] = known_tokens, num_stages: int = 1,
+    ):  # fmt: skip
+        self.kv, self.policy, self.admission = kv, FirstCome() if policy is None else policy, admission
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.num_stages = num_stages
+        self.hooks = Hooks(SchedulerFeature)
         self.waiting = RankedQueue()
         self.running: list[Request] = []  # best rank first
         self.num_waiting = self.num_running = 0
-        self._requests: dict[str, Request] = {}  # those not finished
-        self._ranks: dict[str, tuple[Any, int]] = {}  # the policy's, and the order of arrival where that is equal
-        self._outcomes: dict[str, Outcome] = {}  # of requests that are not simply continued with what is sampled
-        self._num_ranked = self._step_id = 0
-        self._in_flight: dict[int, list[tuple[Request, int]]] = {}  # by step, see `advance`
+        self.requests: dict[str, Request] = {}  # those not finished
+        self.ranks: dict[str, tuple[Any, int]] = {}  # the policy's, and the order of arrival where that is equal
+        self.outcomes: dict[str, Outcome] = {}  # of requests that are not simply continued with what is sampled
+        self._num_ranked = self.step_id = 0
+        self.in_flight: dict[int, list[tuple[Request, int]]] = {}  # by step, see `advance`
 
     def add(self, request: Request) -> None:
-        self._enroll(request)
-        self.waiting.push(request, self._ranks[request.id])
+        self.enroll(request)
+        self.waiting.push(request, self.ranks[request.id])
 
-    def _enroll(self, request: Request) -> None:
+    def enroll(self, request: Request) -> None:
         rank = self.policy.rank(request)
         if rank != rank:  # NaN has no order: what is queued behind it would not be found again
             raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
         self._num_ranked, self.num_waiting = self._num_ranked + 1, self.num_waiting + 1
-        self._requests[request.id], self._ranks[request.id] = request, (rank, self._num_ranked)
+        self.requests[request.id], self.ranks[request.id] = request, (rank, self._num_ranked)
+        for enrolled in self.hooks["enrolled"]:
+            enrolled(request)
 
     def abort(self, request_id: str) -> None:
-        """Frees what the request holds, now; also while a step runs."""
-        self._finish(self._requests[request_id], "abort")
+        """Frees what the request, and samples that were not forked from it yet, hold, now; also while a step runs."""
+        request = self.requests[request_id]
+        for each in (*request.children, request):
+            self.finish(each, "abort")
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child shares the blocks of its computed tokens, which are the parent's. If the parent was preempted, or
+        no seat is free, the child waits like any other and computes its own."""
+        self.enroll(child)
+        if parent.state is RequestState.RUNNING and len(self.running) < self.max_num_seqs:
+            self.kv.fork(parent, child)
+            child.num_cached_tokens = child.num_computed_tokens
+            self.run(child)
+        else:
+            child.num_computed_tokens = 0
+            self.waiting.push(child, self.ranks[child.id])
 
     def has_work(self) -> bool:
         return self.num_waiting > 0 or any(request.num_missing_tokens for request in self.running)
 
     def schedule(self, now: float) -> StepPlan:
         """The next step's plan; without rows only where nothing can be computed."""
+        for begin in self.hooks["begin"]:
+            begin(now)
         plan = OpenPlan(self.max_num_batched_tokens)
-        self._continue(self._shares(self.running, plan), plan)
+        if self.num_waiting and self.policy.preemptive:
+            self._overtake(plan)
+        self.continue_running(self._shares(plan), plan)
         if self.num_waiting:
             self._admit(plan)
         rows = []
         for request, num_tokens, num_drafts, drafts in plan.granted:
             name, start = request.id, request.num_computed_tokens
             samples = start + num_tokens == len(request.tokens) + request.num_in_flight  # it reaches the last token
-            if samples and name in self._outcomes:
-                samples = self._outcomes[name].samples(request)
+            if samples and name in self.outcomes:
+                samples = self.outcomes[name].samples(request)
             rows.append(row((name, start, num_tokens, samples, num_drafts, drafts)))
-        self._step_id += 1
+        self.step_id += 1
         preempted, admitted = tuple(plan.preempted), tuple(plan.admitted)
-        return StepPlan(self._step_id, tuple(rows), preempted, self.kv.take_transfers(), admitted)
+        return StepPlan(self.step_id, tuple(rows), preempted, self.kv.take_transfers(), admitted)
 
-    def _shares(self, requests: Sequence[Request], plan: OpenPlan) -> Shares:
+    def _overtake(self, plan: OpenPlan) -> None:
+        """Before the budget is shared, the first of the queue takes the seat and the blocks of running requests that
+        rank after it. It gets its tokens as any request that runs."""
+        while self.running and (first := self.first()) is not None:
+            if self.ranks[self.running[-1].id] < self.ranks[first.id]:
+                return
+            if self.enter(first, plan):
+                self.waiting.pop()
+            elif not self.preempt(plan):
+                return
+
+    def _shares(self, plan: OpenPlan) -> Shares:
         """Of the budget: one token for each request that decodes, then chunks."""
+        requests: Sequence[Request] = self.running
+        for able in self.hooks["able"]:
+            requests = able(requests)
         shares, num_decoding = [], 0
         for request in requests:
             length = len(request.tokens) + request.num_in_flight
@@ -107,117 +195,124 @@ class Scheduler:
             if missing := length - request.num_computed_tokens:
                 shares.append((request, missing))
                 num_decoding += missing == 1
-        return shares if num_decoding == len(shares) else self._cut(shares, max(0, plan.budget - num_decoding))
+        return shares if num_decoding == len(shares) else self.cut(shares, max(0, plan.budget - num_decoding))
 
-    def _cut(self, shares: Shares, left: int) -> Shares:
+    def cut(self, shares: Shares, left: int) -> Shares:
         """Those that miss several tokens get a chunk of what is left of the budget."""
         cut = []
         for request, num_tokens in shares:
             if num_tokens > 1:
-                num_tokens = self._chunk(request, left)
+                num_tokens = self.chunk(request, left)
                 left -= num_tokens
             cut.append((request, num_tokens))
         return cut
 
-    def _chunk(self, request: Request, left: int) -> int:
-        return min(request.num_missing_tokens, left)
+    def chunk(self, request: Request, left: int) -> int:
+        """Where a prompt's log-probabilities are asked for, each token needs its logits: as many as have room."""
+        return min(request.num_missing_tokens, left, SCORED_AT_ONCE if request.scores_prompt else left)
 
-    def _continue(self, shares: Shares, plan: OpenPlan) -> None:
+    def continue_running(self, shares: Shares, plan: OpenPlan) -> None:
         """Blocks for these shares, in rank order: a request that is preempted to make room has nothing granted yet."""
         for request, share in shares:
             num_tokens = share if share < plan.budget else plan.budget
             if not num_tokens or request.state is not RequestState.RUNNING:
                 continue
             while not self.kv.reserve(request, num_tokens):
-                if not self._preempt(plan) or request.state is not RequestState.RUNNING:
+                if not self.preempt(plan) or request.state is not RequestState.RUNNING:
                     break  # it was the last itself
             else:  # as plan.grant does, in half the time
                 plan.granted.append((request, num_tokens, 0, ()))
                 plan.budget -= num_tokens
 
-    def _preempt(self, plan: OpenPlan) -> bool:
-        """Frees the blocks of the running request that ranks last, and queues it again at its rank. A subclass returns
-        False where blocks become free only later."""
+    def preempt(self, plan: OpenPlan) -> bool:
+        """Frees the blocks of the running request that ranks last, and queues it again at its rank. False where blocks
+        become free without that."""
+        if not all(may_preempt(self.step_id + 1) for may_preempt in self.hooks["may_preempt"]):
+            return False
         request = self.running.pop()
         self._give_up_blocks(request)
         request.state = RequestState.WAITING
-        self.waiting.push(request, self._ranks[request.id])
+        self.waiting.push(request, self.ranks[request.id])
         self.num_running, self.num_waiting = self.num_running - 1, self.num_waiting + 1
         plan.preempted.append(request.id)
         return True
 
     def _give_up_blocks(self, request: Request) -> None:
-        self.kv.free(request)  # first: what is computed goes into the prefix index
-        request.num_computed_tokens = request.num_cached_tokens = 0
+        if not any(gives_up(request) for gives_up in self.hooks["gives_up"]):
+            self.kv.free(request)  # first: what is computed goes into the prefix index
+            request.num_computed_tokens = request.num_cached_tokens = 0
 
     def _admit(self, plan: OpenPlan) -> None:
         """Waiting requests start while there is room, in order, and none in a step that preempted one."""
         while plan.budget and not plan.preempted:
-            request = self._first()
-            if request is None or not self._enter(request, plan):
+            request = self.first()
+            if request is None or not self.enter(request, plan):
                 break
             self.waiting.pop()
-            plan.grant(request, self._chunk(request, plan.budget))
+            plan.grant(request, self.chunk(request, plan.budget))
+        if self.running and not (plan.granted or plan.preempted or self.in_flight):
+            for stuck in self.hooks["stuck"]:
+                stuck(plan)
 
-    def _first(self) -> Request | None:
+    def first(self) -> Request | None:
         """Of the queue. None, too, while a token of it is in flight: how many it has to compute is not known yet."""
-        first = self.waiting.first() if self.waiting else None
-        return None if first is None or first.num_in_flight else first
+        while self.waiting:
+            first = self.waiting.first()
+            if first.num_in_flight:
+                return None
+            if not any(sets_aside(first) for sets_aside in self.hooks["sets_aside"]):
+                return first
+            self.waiting.pop()
+        return None
 
-    def _enter(self, request: Request, plan: OpenPlan) -> bool:
+    def enter(self, request: Request, plan: OpenPlan) -> bool:
         """Gives a waiting request blocks and makes it run; False if max_num_seqs run, or too few blocks are free."""
         if len(self.running) >= self.max_num_seqs:
             return False
-        if not self.kv.admit(request, self._num_tokens_to_hold(request), plan.budget):
+        if not self.kv.admit(request, self.admission(request), plan.budget):
             return False
-        self._run(request)
+        self.run(request)
         plan.admitted.append((request.id, request.num_cached_tokens))
         return True
 
-    def _num_tokens_to_hold(self, request: Request) -> int:
-        """All, not this step's chunk: a prompt that is admitted and preempted half-way has wasted its computation."""
-        return request.num_tokens
-
-    def _run(self, request: Request) -> None:
+    def run(self, request: Request) -> None:
         request.state = RequestState.RUNNING
-        insort(self.running, request, key=lambda r: self._ranks[r.id])
+        insort(self.running, request, key=lambda r: self.ranks[r.id])
         self.num_running, self.num_waiting = self.num_running + 1, self.num_waiting - 1
 
     def advance(self, plan: StepPlan) -> None:
         """The step was submitted. An earlier one that samples for one of its requests must have been updated first."""
-        expected = self._in_flight[plan.step_id] = []  # requests that get something; tokens in flight, 0 for an outcome
+        expected = self.in_flight[plan.step_id] = []  # requests that get something; tokens in flight, 0 for an outcome
         for name, start, num_tokens, samples, num_drafts, _ in plan.rows:
-            request = self._requests.get(name)
+            request = self.requests.get(name)
             if request is None or request.state is not RequestState.RUNNING:
                 continue  # finished or aborted since it was planned; its id may have been reused
             request.num_computed_tokens += num_tokens + num_drafts
             if num_tokens > 1 or start < request.num_prompt_tokens:
-                self._commit(request)
-            if name in self._outcomes:
-                if self._outcomes[name].advanced(request, samples):
+                self.kv.commit(request)  # a prompt may be shared as soon as it is computed, an answer when it is freed
+                for computed in self.hooks["computed"]:
+                    computed(request)
+            if name in self.outcomes:
+                if self.outcomes[name].advanced(request, samples):
                     expected.append((request, 0))
             elif samples:
                 request.num_in_flight += 1 + num_drafts
                 expected.append((request, 1 + num_drafts))
 
-    def _commit(self, request: Request) -> None:
-        """A prompt may be shared as soon as it is computed, an answer when it is finished (`KVManager.free`)."""
-        self.kv.commit(request)
-
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
-        if plan.step_id not in self._in_flight:
+        if plan.step_id not in self.in_flight:
             self.advance(plan)
         finished = []
-        for request, num_in_flight in self._in_flight.pop(plan.step_id):
+        for request, num_in_flight in self.in_flight.pop(plan.step_id):
             if request.state is RequestState.FINISHED:
                 continue  # aborted while its step ran; if it was only preempted, it keeps its tokens
             if num_in_flight:
                 reason = self._append(request, num_in_flight, output)
             else:
-                reason = self._outcomes[request.id].collected(request, output)
+                reason = self.outcomes[request.id].collected(request, output)
             if reason is not None:
-                self._finish(request, reason)
+                self.finish(request, reason)
                 finished.append(request)
         return finished
 
@@ -236,19 +331,16 @@ class Scheduler:
             request.num_computed_tokens = min(request.num_computed_tokens, len(tokens) - 1)
         return reason
 
-    def _finish(self, request: Request, reason: str) -> None:
+    def finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             self.num_running -= 1
-        else:
-            self._withdraw(request)
+        elif not any(withdraws(request) for withdraws in self.hooks["withdraws"]):
+            self.waiting.remove(request.id)
+            self.num_waiting -= 1
         self.kv.free(request)
         request.num_in_flight = 0  # aborted while a token was sampled: drop it
         request.state, request.finish_reason = RequestState.FINISHED, reason
         self.policy.finished(request)
-        for of_requests in (self._requests, self._ranks, self._outcomes):
+        for of_requests in (self.requests, self.ranks, self.outcomes):
             of_requests.pop(request.id, None)
-
-    def _withdraw(self, request: Request) -> None:
-        self.waiting.remove(request.id)
-        self.num_waiting -= 1

@@ -119,7 +119,7 @@ def test_a_scheduler_that_plans_otherwise_than_is_asked_is_refused(random_model:
     for options in ({}, {"max_num_seqs": 4, "max_num_batched_tokens": 100}):
         assert Engine(model, EngineConfig(num_blocks=20, **options), mine).scheduler is mine.scheduler
     with pytest.raises(
-        ValueError, match=r"preemption='swap' needs .* Scheduler, drops what it preempts: extend Swapping"
+        ValueError, match=r"preemption='swap' needs .* Scheduler, drops what it preempts: scheduler.hooks.add"
     ):
         Engine(model, EngineConfig(preemption="swap"), Parts(scheduler=mine.scheduler))
     swapping = Parts(scheduler=Engine(model, EngineConfig(num_blocks=20, preemption="swap")).scheduler)

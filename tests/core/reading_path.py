@@ -17,7 +17,7 @@ PATH = tuple(
     f"core/{name}"
     for name in (
         "llm", "prompts", "detokenizer",  # text in, text out
-        "alone", "requests", "engine", "engine_feature",  # the loop
+        "alone", "requests", "engine", "engine_feature", "hooks",  # the loop
         "scheduler", "ranking",  # how many tokens of which request
         "kv_manager", "references", "block_pool",  # blocks
         "planner",  # the message for the worker

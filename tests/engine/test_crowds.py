@@ -156,7 +156,7 @@ class Crowd:
         assert self.engine.kv.num_available == self.engine.num_blocks
         if self.engine.num_host_blocks:
             assert self.engine.kv.host.pool.num_free == self.engine.num_host_blocks
-        assert self.engine.requests == self.engine.scheduler._requests == self.engine.scheduler._ranks == {}
+        assert self.engine.requests == self.engine.scheduler.requests == self.engine.scheduler.ranks == {}
         for done in self.engine.trace.steps():
             assert sum(row.num_tokens for row in done.rows) <= self.budget
             event(f"preempted: {bool(done.preempted)}, brought back: {bool(done.transfers.swap_in)}")

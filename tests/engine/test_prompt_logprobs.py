@@ -12,7 +12,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
-from reference_impl.features.scoring import scheduling
+from reference_impl.core import scheduler as scheduling
 from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.conftest import FakeStore, HostOracle
 

@@ -101,7 +101,7 @@ class Load:
         assert engine.kv.num_available == engine.num_blocks
         if engine.num_host_blocks:
             assert engine.kv.host.pool.num_free == engine.num_host_blocks
-        assert engine.scheduler._requests == engine.scheduler._ranks == {}
+        assert engine.scheduler.requests == engine.scheduler.ranks == {}
         complete = [s for s in self.samples if not any(r.finish_reason == "abort" for r in s)]
         for samples in self.rng.sample(complete, 3):
             assert [r.output_tokens for r in samples] == self.alone(samples[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import Scheduler, SchedulerFeature
 from reference_impl.interfaces import Request, SamplingParams, StepOutput, StepPlan
 
 END = 7  # the end token of these requests
@@ -28,9 +30,16 @@ def output_of(plan: StepPlan, token: int = 1) -> StepOutput:
 
 
 def serve(
-    num_blocks: int, block_size: int, seqs: int, budget: int, *requests: Request, make: type[Scheduler] = Scheduler
+    num_blocks: int,
+    block_size: int,
+    seqs: int,
+    budget: int,
+    *requests: Request,
+    feature: Callable[[Scheduler], SchedulerFeature] | None = None,
 ) -> Scheduler:
-    scheduler = make(KVManager(BlockPool(num_blocks), block_size), seqs, budget)
+    scheduler = Scheduler(KVManager(BlockPool(num_blocks), block_size), seqs, budget)
+    if feature is not None:
+        scheduler.hooks.add(feature(scheduler))
     for request in requests:
         scheduler.add(request)
     return scheduler

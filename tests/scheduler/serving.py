@@ -335,7 +335,7 @@ class Serving(RuleBasedStateMachine):
                 for table in request.block_tables:
                     assert len(table) * self.block_size >= request.num_computed_tokens
             assert request.num_tokens <= request.max_total_tokens or request.holds
-        running = [self.scheduler._ranks[r.id] for r in self.scheduler.running]
+        running = [self.scheduler.ranks[r.id] for r in self.scheduler.running]
         assert running == sorted(running)
         assert self.scheduler.num_running == len(running)
         assert self.scheduler.num_waiting == len(self.scheduler.waiting)

@@ -3,43 +3,34 @@
 While the next step is planned, the one before may still run and use blocks that were given up meanwhile (vLLM's
 asynchronous scheduling). They are free when that step is collected, so a request that lacks blocks is better off
 without tokens in this step than at the cost of another.
-
-Extends `Scheduler._preempt`, for a KV manager that `DefersReuse`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from reference_impl.core.scheduler import OpenPlan, Scheduler
-from reference_impl.interfaces import DefersReuse, KVManager
+from reference_impl.core.scheduler import Scheduler, SchedulerFeature
+from reference_impl.interfaces import DefersReuse
 
 
-class WaitsForBlocks(Scheduler):
+class WaitsForBlocks(SchedulerFeature):
     """Not for ever: where windows give up some blocks with every step, and as many steps are in flight, some are always
     coming. The blocks that were coming when a wait began are there when the step planned then is collected. TypeError
-    unless kv `DefersReuse`."""
+    unless the scheduler's KV manager `DefersReuse`."""
 
-    def __init__(self, kv: KVManager, *core: Any, **options: Any):
-        super().__init__(kv, *core, **options)
+    def __init__(self, scheduler: Scheduler):
+        kv = scheduler.kv
         if not isinstance(kv, DefersReuse):
             raise TypeError(
                 f"expected a KV manager that keeps freed blocks back (DefersReuse), got {type(kv).__name__}"
             )
-        self._reuse: DefersReuse = kv
+        self.scheduler, self._reuse = scheduler, kv
         self._wait_began = self._waited_in = -1  # steps
 
-    def _preempt(self, plan: OpenPlan) -> bool:
-        """False also while it waits."""
-        return not self._blocks_are_coming() and super()._preempt(plan)
-
-    def _blocks_are_coming(self) -> bool:
+    def may_preempt(self, step_id: int) -> bool:
         if not self._reuse.num_releasing:
-            return False
-        planned = self._step_id + 1
-        if self._waited_in < planned - 1:  # the step before did not wait: this is another wait
-            self._wait_began = planned
-        oldest = next(iter(self._in_flight), planned)  # of the steps in flight
+            return True
+        if self._waited_in < step_id - 1:  # the step before did not wait: this is another wait
+            self._wait_began = step_id
+        oldest = next(iter(self.scheduler.in_flight), step_id)  # of the steps in flight
         waits = oldest <= self._wait_began
-        self._waited_in = planned if waits else -1
-        return waits
+        self._waited_in = step_id if waits else -1
+        return not waits

@@ -1,20 +1,19 @@
 """Requests for a prompt's hidden states, instead of tokens: no row of theirs samples, and they end when their prompt is
-computed.
-
-Extends `Scheduler._enroll`.
-"""
+computed."""
 
 from __future__ import annotations
 
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import Scheduler, SchedulerFeature
 from reference_impl.interfaces import Request, StepOutput
 
 
-class PoolsPrompts(Scheduler):
-    def _enroll(self, request: Request) -> None:
-        super()._enroll(request)
+class PoolsPrompts(SchedulerFeature):
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+
+    def enrolled(self, request: Request) -> None:
         if request.pooling is not None:
-            self._outcomes[request.id] = Pooled()
+            self.scheduler.outcomes[request.id] = Pooled()
 
 
 class Pooled:

@@ -17,7 +17,7 @@ is not for sixty.
 A model that does not pay as a whole is switched off (`payoff.py`, `StepPlan.keeps_up`), and tried again later. Requests
 that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early exit
 guess from what the target computed in the step before: they are judged alike, and a later trial is with all requests,
-from its second step on. Extends `Drafting._cut`, `_useful_drafts`, `schedule`, `update` and `_finish`.
+from its second step on. Extends `Drafting.cut`, `useful_drafts`, `schedule`, `update` and `finish`.
 """
 
 from __future__ import annotations
@@ -122,16 +122,16 @@ class Adapting(Drafting):
             return replace(plan, num_undrafted=num_undrafted, keeps_up=keeps_up)
         return plan
 
-    def _cut(self, shares: Shares, left: int) -> Shares:
+    def cut(self, shares: Shares, left: int) -> Shares:
         if self.has_guesses:
             num_missing = [missing for _, missing in shares if missing > 1]
             if sum(num_missing) > left:  # a guess takes the place of a prompt's token, which is never in vain
                 most = int(MOST_TAKEN * self.max_num_batched_tokens)
                 self._most = min(self._most, most // max(1, len(shares) - len(num_missing)))
-        return super()._cut(shares, left)
+        return super().cut(shares, left)
 
-    def _useful_drafts(self, request: Request) -> int:
-        most = super()._useful_drafts(request)
+    def useful_drafts(self, request: Request) -> int:
+        most = super().useful_drafts(request)
         if not most or self._measures:
             return 0
         if request.id in self._behind:
@@ -203,7 +203,7 @@ class Adapting(Drafting):
     def _note_kept(self, plan: StepPlan, output: StepOutput) -> None:
         for row in plan.rows:
             tokens = output.tokens.get(row.request_id, ())
-            if row.request_id in self._requests and tokens:
+            if row.request_id in self.requests and tokens:
                 of_request = self.acceptances.setdefault(row.request_id, Acceptance())
                 of_request.add(row.num_drafts, len(tokens) - 1)
                 if row.num_drafts:
@@ -246,17 +246,17 @@ class Adapting(Drafting):
         self._prompt_seconds.append(drafting / plan.num_tokens)
         usual = min(self._prompt_seconds[-1], STALL * statistics.median(self._prompt_seconds))
         for row in plan.rows:
-            if row.num_tokens > 1 and row.request_id in self._requests:  # not aborted meanwhile
+            if row.num_tokens > 1 and row.request_id in self.requests:  # not aborted meanwhile
                 self._prompts[row.request_id] = self._prompts.get(row.request_id, 0.0) + usual * row.num_tokens
 
     def _prompt_seconds_of_a_token(self, plan: StepPlan) -> float:
         """Of a model, for a token of each row: what its prompt took, over the tokens that its request may give."""
         usual = statistics.fmean(self._lengths) if self._lengths else math.inf
         names = [row.request_id for row in plan.rows if row.request_id in self._prompts]
-        return sum(self._prompts[name] / min(usual, self._requests[name].sampling.max_tokens) for name in names)
+        return sum(self._prompts[name] / min(usual, self.requests[name].sampling.max_tokens) for name in names)
 
-    def _finish(self, request: Request, reason: str) -> None:
-        super()._finish(request, reason)
+    def finish(self, request: Request, reason: str) -> None:
+        super().finish(request, reason)
         self.acceptances.pop(request.id, None)
         self._prompts.pop(request.id, None)
         self._lengths.append(max(1, request.num_tokens - request.num_prompt_tokens))

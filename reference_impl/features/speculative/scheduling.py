@@ -4,7 +4,7 @@ its token, and keeps those that equal what its positions get, see `drafts.py`.
 A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
 rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
 
-Extends `Scheduler.schedule`, `_cut`, `_continue` and `_finish`.
+Extends `Scheduler.schedule`, `cut`, `continue_running` and `finish`.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class Drafting(Scheduler):
         self.has_guesses = True  # whether there may be any in the step that is planned: asked for each row, if so
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
-        self._useful: dict[str, int] = {}  # in the step that is planned, as of `_useful_drafts`
+        self._useful: dict[str, int] = {}  # in the step that is planned, as of `useful_drafts`
 
     def schedule(self, now: float) -> StepPlan:
         self._useful.clear()
         return super().schedule(now)
 
-    def _cut(self, shares: Shares, left: int) -> Shares:
+    def cut(self, shares: Shares, left: int) -> Shares:
         """Guesses of requests that rank before a prompt come before its chunk."""
         if not self.has_guesses:
-            return super()._cut(shares, left)
+            return super().cut(shares, left)
         cut = []
         for request, missing in shares:
-            [(_, num_tokens)] = super()._cut([(request, missing)], left)
+            [(_, num_tokens)] = super().cut([(request, missing)], left)
             left -= num_tokens if missing > 1 else min(left, self._num_useful(request))
             cut.append((request, num_tokens))
         return cut
 
-    def _continue(self, shares: Shares, plan: OpenPlan) -> None:
+    def continue_running(self, shares: Shares, plan: OpenPlan) -> None:
         if not self.has_guesses:
-            return super()._continue(shares, plan)
+            return super().continue_running(shares, plan)
         num_decoding = sum(request.num_missing_tokens == 1 for request, _ in shares)
-        left = max(0, plan.budget - num_decoding)  # for chunks and drafts, as in `_cut`
+        left = max(0, plan.budget - num_decoding)  # for chunks and drafts, as in `cut`
         for request, num_tokens in shares:
             if request.num_missing_tokens > 1:
                 left -= num_tokens
@@ -60,15 +60,15 @@ class Drafting(Scheduler):
                 left -= num_drafts
                 if self._continue_with_drafts(request, num_drafts, plan):
                     continue
-            super()._continue([(request, num_tokens)], plan)
+            super().continue_running([(request, num_tokens)], plan)
 
     def _num_useful(self, request: Request) -> int:
-        """`_useful_drafts`, asked once a step: `_cut` and `_continue` both need it."""
+        """`useful_drafts`, asked once a step: `cut` and `continue_running` both need it."""
         if (num := self._useful.get(request.id)) is None:
-            num = self._useful[request.id] = self._useful_drafts(request)
+            num = self._useful[request.id] = self.useful_drafts(request)
         return num
 
-    def _useful_drafts(self, request: Request) -> int:
+    def useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
         are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
         where the host does not see the guesses, which its masks depend on."""
@@ -93,8 +93,8 @@ class Drafting(Scheduler):
             plan.grant(request, 1, num_drafts, drafts)
         return bool(fits)
 
-    def _finish(self, request: Request, reason: str) -> None:
-        super()._finish(request, reason)
+    def finish(self, request: Request, reason: str) -> None:
+        super().finish(request, reason)
         if self._keeper is not None:
             self._keeper.finished(request)
 

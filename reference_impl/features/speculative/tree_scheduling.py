@@ -1,6 +1,6 @@
 """Rows with trees of guesses: as many nodes as the levels that can be kept have, the first of them where room is short.
 
-Extends `Drafting._useful_drafts`.
+Extends `Drafting.useful_drafts`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TreeDrafting(Drafting):
         super().__init__(*core, num_drafts=tree.num_levels, **options)
         self.tree, self.max_len = tree, max_len
 
-    def _useful_drafts(self, request: Request) -> int:
-        num_levels = super()._useful_drafts(request)
+    def useful_drafts(self, request: Request) -> int:
+        num_levels = super().useful_drafts(request)
         if not num_levels:
             return 0
         return max(0, min(self.tree.up_to(num_levels), self.max_len - request.num_tokens))

@@ -6,8 +6,8 @@ import pytest
 
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
-from reference_impl.core.scheduler import Scheduler
-from reference_impl.features.admission.worst_case import WorstCaseAdmission
+from reference_impl.core.scheduler import Scheduler, known_tokens
+from reference_impl.features.admission.worst_case import most_tokens
 from tests.scheduler.plans import make_request, output_of
 
 
@@ -15,8 +15,8 @@ from tests.scheduler.plans import make_request, output_of
 def test_worst_case_admission_reserves_all_but_the_last_token_which_is_never_read(admission) -> None:
     """5 tokens of prompt and 17 of output: 21 slots in blocks of 4."""
     requests = [make_request(name, 5, 17) for name in "ab"]
-    make = {"fill": Scheduler, "worst_case": WorstCaseAdmission}[admission]
-    scheduler = make(KVManager(BlockPool(11), 4), 2, 100)
+    needed = {"fill": known_tokens, "worst_case": most_tokens}[admission]
+    scheduler = Scheduler(KVManager(BlockPool(11), 4), 2, 100, admission=needed)
     for request in requests:
         scheduler.add(request)
     plan = scheduler.schedule(0.0)

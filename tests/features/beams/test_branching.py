@@ -11,7 +11,7 @@ def test_held_requests_that_wait_for_each_other_do_not_wait_behind_others() -> N
     both are gone."""
     first, between, second = make_request("first", 8, 2), make_request("between", 20, 2), make_request("second", 4, 2)
     first.holds = second.holds = True
-    scheduler = serve(6, 4, 4, 100, first, between, make_request("small", 1, 1), second, make=Branching)
+    scheduler = serve(6, 4, 4, 100, first, between, make_request("small", 1, 1), second, feature=Branching)
     plan = scheduler.schedule(0.0)
     assert [row.request_id for row in plan.rows] == ["first"], "as long as somebody computes, nobody overtakes"
     scheduler.update(plan, output_of(plan))
@@ -30,7 +30,7 @@ def test_samples_of_one_token_share_their_prompt_too() -> None:
     parent.children = [make_request(f"a/{i}", 9, 1) for i in (1, 2)]
     for child in parent.children:
         child.parent_id = "a"
-    scheduler = serve(20, 4, 4, 100, parent, make=Branching)
+    scheduler = serve(20, 4, 4, 100, parent, feature=Branching)
     rows = []
     while scheduler.has_work():
         plan = scheduler.schedule(0.0)

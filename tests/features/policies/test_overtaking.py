@@ -6,12 +6,11 @@ from reference_impl.assembly.kv import kv_manager
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.features.policies import ByPriority
-from reference_impl.features.policies.overtaking import Overtaking
 from tests.scheduler.plans import make_request, output_of, shape
 
 
 def test_the_more_urgent_take_seats_from_who_ranks_last_and_no_more_than_they_need() -> None:
-    scheduler = Overtaking(kv_manager(BlockPool(30), 4), 3, 100, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(30), 4), 3, 100, ByPriority(aging=0))
 
     def add(name: str, priority: int) -> None:
         request = make_request(name, 4, 9)
@@ -55,7 +54,7 @@ def test_a_policy_that_is_not_preemptive_ranks_only_who_waits() -> None:
 def test_a_prompt_whose_turn_it_is_gets_its_blocks_before_those_that_decode_and_rank_after_it() -> None:
     """A window's blocks come with each chunk. Those that decode are first at the budget: were they first at the blocks,
     too, the one that ranks first would find nobody to throw out but itself, be let in again, and so on."""
-    scheduler = Overtaking(kv_manager(BlockPool(25), 1, (6,)), 9, 12, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(25), 1, (6,)), 9, 12, ByPriority(aging=0))
     for name, priority, num_prompt in (("long0", 1, 5), ("long1", 1, 5), ("long2", 1, 5), ("urgent", 0, 19)):
         request = make_request(name, num_prompt, 40)
         request.priority = priority
@@ -68,7 +67,7 @@ def test_a_prompt_whose_turn_it_is_gets_its_blocks_before_those_that_decode_and_
 
 
 def test_a_chunk_of_a_prompt_leaves_their_token_to_those_that_decode_also_if_they_rank_after_it() -> None:
-    scheduler = Overtaking(kv_manager(BlockPool(30), 4), 4, 8, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(30), 4), 4, 8, ByPriority(aging=0))
     for name, priority, num_prompt in (("a", 1, 3), ("b", 1, 3), ("urgent", 0, 30)):
         request = make_request(name, num_prompt, 9)
         request.priority = priority

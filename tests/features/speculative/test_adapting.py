@@ -38,6 +38,7 @@ from reference_impl.observe.trace import DraftUse, StepDone, Trace
 from reference_impl.simulation.executor import SimulatedGPU
 from reference_impl.simulation.ledger import Ledger
 from reference_impl.simulation.replica import Replica
+from tests.engine.conftest import some
 from tests.simulation.loads import request
 
 
@@ -68,9 +69,16 @@ def run(
     return replica
 
 
-@pytest.mark.parametrize("num_requests", [1, 24])
-@pytest.mark.parametrize("compute", [0.0, 0.0005, 0.02])
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9, 1.0])
+LOADS = list(itertools.product((0.0, 0.3, 0.6, 0.9, 1.0), (0.0, 0.0005, 0.02)))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "compute", "num_requests"),
+    some(
+        [*((*load, 1) for load in LOADS), (0.0, 0.0, 24), (0.6, 0.0005, 24), (1.0, 0.02, 24)],
+        [(*load, num) for load in LOADS for num in (1, 24)],
+    ),
+)
 def test_it_is_about_as_fast_as_the_best_number_and_never_much_slower_than_none(
     acceptance: float, compute: float, num_requests: int
 ) -> None:
@@ -322,9 +330,14 @@ def test_the_trace_says_in_which_steps_guesses_would_have_lost(monkeypatch: pyte
     assert DraftUse.of(fixed).num_steps_off == 0 < DraftUse.of(fixed).num_drafts
 
 
-@pytest.mark.parametrize("num_requests", [1, 24])
-@pytest.mark.parametrize("compute", [0.0, 0.0005])
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("acceptance", "compute", "num_requests"),
+    some(
+        [*((acceptance, compute, 1) for acceptance in (0.0, 0.3, 0.6, 0.9) for compute in (0.0, 0.0005)),
+         (0.3, 0.0005, 24), (0.9, 0.0, 24)],
+        list(itertools.product((0.0, 0.3, 0.6, 0.9), (0.0, 0.0005), (1, 24))),
+    ),
+)  # fmt: skip
 def test_a_model_that_guesses_and_takes_time_in_every_step_never_makes_it_much_slower(
     acceptance: float, compute: float, num_requests: int
 ) -> None:
@@ -411,7 +424,7 @@ def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_
     monkeypatch: pytest.MonkeyPatch, adaptive: str
 ) -> None:
     steps, of_step = list[Counter[str]](), Counter[str]()
-    asked, schedule = Drafting._useful_drafts, Drafting.schedule
+    asked, schedule = Drafting.useful_drafts, Drafting.schedule
 
     def planned(scheduler: Drafting, now: float) -> StepPlan:
         of_step.clear()
@@ -422,7 +435,7 @@ def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_
         return plan
 
     monkeypatch.setattr(Drafting, "schedule", planned)
-    monkeypatch.setattr(Drafting, "_useful_drafts", lambda s, r: (of_step.update([r.id]), asked(s, r))[1])
+    monkeypatch.setattr(Drafting, "useful_drafts", lambda s, r: (of_step.update([r.id]), asked(s, r))[1])
     config = EngineConfig(num_blocks=400, max_num_batched_tokens=16, num_drafts=3, adaptive_drafts=adaptive)  # type: ignore[arg-type]
     replica = Replica(Roofline(), config, acceptance=0.5)
     for i in range(4):

@@ -14,13 +14,11 @@ from reference_impl.interfaces import Request, RequestState
 from tests.scheduler.plans import make_request, output_of, shape
 
 
-class SwapsAndBranches(Swapping, Branching):
-    pass
-
-
 def swapping(num_blocks: int, block_size: int, *requests: Request, windows=(None,), budget=8) -> Scheduler:
     kv = kv_manager(BlockPool(num_blocks), block_size, windows, host_pool=BlockPool(20))
-    scheduler = SwapsAndBranches(kv, 4, budget)
+    scheduler = Scheduler(kv, 4, budget)
+    for feature in (Swapping, Branching):
+        scheduler.hooks.add(feature(scheduler))
     for request in requests:
         request.block_tables = [[] for _ in windows]
         scheduler.add(request)
