@@ -59,11 +59,12 @@ def check(
             result = lab_work.check_submission(work.lab, submission, on_start)
     except (LabError, OSError) as error:
         _stop(error)
-    show_result(console, result, lab)
+    served = ""
     if result.status == "passed":
         from grader.study.milestone import milestone
 
-        console.print("\n" + milestone(work.lab, submission), markup=False, highlight=False, soft_wrap=True)
+        served = milestone(work.lab, submission)
+    show_result(console, result, lab, served=served)
     # Another file may be another learner's: it is checked, and is not this one's progress.
     if file is None:
         problem = lab_log.record(result) or lab_tries.record_tries(work.lab, submission, result)

@@ -94,15 +94,15 @@ def running_text(name: str, seconds: float) -> str:
     return f"{name} is running, {seconds:.0f} s"
 
 
-def checks_html(title: str, panels: Sequence[str], lines: Sequence[str]) -> str:
-    """A whole lab: its panels under a title, and below them what else is to be said."""
+def checks_html(score: str, panels: Sequence[str], lines: Sequence[str]) -> str:
+    """A whole lab: panels of what did not pass, what else is to be said, and the score."""
     below = "".join(
         f'<div style="margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere">{escape(x)}</div>' for x in lines
     )
     return (
         f'<div style="max-width:60em;font-family:var(--jp-ui-font-family,sans-serif);'
-        f'color:var(--jp-content-font-color1,inherit)"><div style="margin:4px 0"><b>{escape(title)}</b></div>'
-        f"{''.join(panels)}{below}</div>"
+        f'color:var(--jp-content-font-color1,inherit)">{"".join(panels)}{below}'
+        f'<div style="margin:4px 0"><b>{escape(score)}</b></div></div>'
     )
 
 

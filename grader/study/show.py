@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,66 +21,68 @@ from grader.study.lab_work import next_step
 SILENT_SECONDS = 3.0  # a check that takes longer is said to be running
 
 
-def show_result(console: Console, result: Result, lab: str, in_notebook: bool = False) -> None:
-    """Print what passed, what was seen, and what to do next. lab: as the learner names it on commands.
+def show_result(console: Console, result: Result, lab: str, in_notebook: bool = False, served: str = "") -> None:
+    """Print what was seen where a check did not pass, what to do next, and the score last. lab: as the learner names it
+    on commands. served: what the engine served with the learner's parts.
 
-    What was seen helps to find a fault: while one is left, only checks that failed show it. Checks of what is
-    not written yet share one line, and so do those that have the same to say.
+    Passed checks are names on one line: what they saw stands under each of them in the notebook. So are those that are
+    not written yet; and checks that have the same to say share a row.
     """
-    title, written, lines = _parts(result)
-    if written:
-        table = Table(title=title, show_lines=True, expand=True)
+    failed, lines = _parts(result)
+    if failed:
+        table = Table(show_lines=True, expand=True)
         table.add_column("check", no_wrap=True)
         table.add_column("state", no_wrap=True)
         table.add_column("what it checks, and what was seen", ratio=1)
-        for check, more in grouped(written):
-            described = _described(check, result.status == "passed", bool(more))
-            table.add_row("\n".join([check.grade_id, *more]), _state(check), described)
+        for check, more in grouped(failed):
+            table.add_row("\n".join([check.grade_id, *more]), _state(check), _described(check, bool(more)))
         console.print(table)
-    else:
-        console.print(title, markup=False, highlight=False)
     for line in lines:
         console.print(line, markup=False, highlight=False)
-    if failed := next((check for check in written if check.status != "passed" and check.hint), None):
-        ask = f"grader.hint({failed.grade_id!r})" if in_notebook else f"inferlab lab hint {lab} {failed.grade_id}"
+    if served:
+        console.print("\n" + served.rstrip() + "\n", markup=False, highlight=False, soft_wrap=True)
+    if asked := next((check for check in failed if check.hint), None):
+        ask = f"grader.hint({asked.grade_id!r})" if in_notebook else f"inferlab lab hint {lab} {asked.grade_id}"
         console.print(f"For a hint: {ask}", markup=False, highlight=False)
     console.print(next_step(result, lab, in_notebook), markup=False, highlight=False)
+    console.print(_score(result), markup=False, highlight=False)
 
 
 def notebook_view(result: Result, lab: str, steps: Mapping[str, list[Step]]) -> Shown:
     """The same for a notebook. steps: each check's hints."""
-    console = Console(width=100, no_color=True, force_jupyter=False)
-    with console.capture() as capture:
-        show_result(console, result, lab, in_notebook=True)
-    title, written, lines = _parts(result)
-    html = checks_html(title, together(written, steps), [*lines, next_step(result, lab, in_notebook=True)])
-    return Shown(html, capture.get().rstrip())
+    console = Console(width=100, no_color=True, force_jupyter=False, file=io.StringIO())
+    show_result(console, result, lab, in_notebook=True)
+    failed, lines = _parts(result)
+    below = [*lines, next_step(result, lab, in_notebook=True)]
+    html = checks_html(_score(result), together(failed, steps), below)
+    assert isinstance(console.file, io.StringIO)
+    return Shown(html, console.file.getvalue().rstrip())
 
 
-def _parts(result: Result) -> tuple[str, list[CheckResult], list[str]]:
-    """The title, the checks that have something to say, and what else is said."""
-    lines = []
-    if unwritten := [check.grade_id for check in result.checks if check.status == "not written"]:
-        lines.append(f"Not written yet, {len(unwritten)} of {len(result.checks)} checks: {', '.join(unwritten)}")
+def _score(result: Result) -> str:
+    return f"{result.lab}: {result.earned:g} of {result.points:g} points"
+
+
+def _parts(result: Result) -> tuple[list[CheckResult], list[str]]:
+    """The checks that have something to say, and what else is said."""
+    lines, total = [], len(result.checks)
+    for status, words in (("passed", "Passed"), ("not written", "Not written yet")):
+        if names := [check.grade_id for check in result.checks if check.status == status]:
+            lines.append(f"{words}, {len(names)} of {total} checks: {', '.join(names)}")
     lines += [f"Note: {note}" for note in result.notes]
     if result.printed.strip() and result.earned < result.points:
         lines.append("Your code printed:\n" + shortened(result.printed.strip()))
-    title = f"{result.lab}: {result.earned:g} of {result.points:g} points"
-    return title, [check for check in result.checks if check.status != "not written"], lines
+    return [check for check in result.checks if check.status not in ("passed", "not written")], lines
 
 
 def _state(check: CheckResult) -> Text:
-    style = "green" if check.status == "passed" else "yellow"
-    return Text(f"{WORDS[check.status]}\n{check.earned:g} of {check.points:g}", style=style)
+    return Text(f"{WORDS[check.status]}\n{check.earned:g} of {check.points:g}", style="yellow")
 
 
-def _described(check: CheckResult, all_passed: bool, shared: bool) -> Text:
-    if check.status == "passed":
-        text = Text(check.property)
-        return text.append("\n" + check.seen.strip(), style="dim") if all_passed and check.seen.strip() else text
+def _described(check: CheckResult, shared: bool) -> Text:
     text = Text("" if shared else check.property)
     if check.seen.strip():
-        text.append("\n" + check.seen.strip(), style="dim")
+        text.append("\n" + shortened(check.seen.strip()), style="dim")
     for name, found in findings(check):
         if name != "Property":
             text.append("\n" * bool(text) + f"{name}: {found}", style="yellow")
@@ -90,9 +93,11 @@ def _described(check: CheckResult, all_passed: bool, shared: bool) -> Text:
 def telling(console: Console) -> Iterator[Callable[[Cell], None]]:
     """While this lasts: what the given check is called, as soon as it has run for some seconds, and for how long.
 
-    On a terminal in one line that goes away; elsewhere each check is named once.
+    On a terminal in one line that goes away; elsewhere each check is named once. The console writes to where it writes
+    now: while a check runs, sys.stdout is that check's own report, and a console looks it up for each line.
     """
     ended, now = threading.Event(), [("the first check", time.monotonic())]
+    console = Console(file=console.file, width=console.width, force_terminal=console.is_terminal)
 
     def tell() -> None:
         said = ""

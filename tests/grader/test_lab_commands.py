@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -125,11 +126,21 @@ def test_what_failed_shows_no_hint_unasked_and_what_is_unwritten_shares_a_line(i
         ),
     ]
     said = shown(Result("01_toy", 6, checks=checks), in_notebook)
-    for text in ("A holds", "B holds", "b: 2", "b is 2", "For a hint: ", "4 of 6 checks: check_c, check_d"):
+    for text in (
+        "B holds",
+        "b: 2",
+        "b is 2",
+        "For a hint: ",
+        "1 of 6 checks: check_a",
+        "4 of 6 checks: check_c, check_d",
+    ):
         assert text in said
-    for text in ("a is 1", "look at b", "c holds", "c is not written"):
+    for text in ("A holds", "a is 1", "look at b", "c holds", "c is not written"):
         assert text not in said
-    assert said.index("check_f") < said.index("Next: start with check_b")
+    assert (
+        said.index("b is 2") < said.index("Passed, 1") < said.index("check_f") < said.index("Next: start with check_b")
+    )
+    assert said.rstrip().endswith("01_toy: 1 of 6 points")
 
 
 @pytest.mark.parametrize("in_notebook", [False, True])
@@ -141,8 +152,39 @@ def test_of_an_untouched_lab_only_names_and_the_next_step_are_shown(in_notebook:
     assert "Next: write what check_0 asks for" in said
 
 
-def test_when_all_passed_what_was_seen_is_shown() -> None:
-    assert "a is 1" in shown(Result("01_toy", 1, checks=[CheckResult("check_a", 1, 1, "passed", "", seen="a is 1")]))
+def test_a_full_pass_is_a_few_lines_whatever_the_checks_saw() -> None:
+    checks = [CheckResult(f"check_{n}", 1, 1, "passed", "it holds", seen="a line\n" * 30) for n in range(20)]
+    said = shown(Result("01_toy", 20, checks=checks))
+    assert said.count("\n") <= 10
+    assert "check_19" in said
+    assert said.rstrip().endswith("20 of 20 points")
+
+
+def test_where_all_passed_the_score_stands_below_what_the_engine_served() -> None:
+    result = Result("01_toy", 1, checks=[CheckResult("check_a", 1, 1, "passed", "")])
+    console = Console(file=io.StringIO(), width=80)
+    show_result(console, result, "01", served="a text that was served")
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines.index("a text that was served") < lines.index("01_toy: 1 of 1 points") == len(lines) - 1
+
+
+def test_that_a_check_is_running_is_no_part_of_what_the_check_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The console of the commands has no file of its own: it asks for sys.stdout at each line."""
+    from grader.labs.lab import Cell
+    from grader.study import show
+
+    monkeypatch.setattr(show, "SILENT_SECONDS", 0.0)
+    said, end = "", time.monotonic() + 600
+    with show.telling(Console(width=80)) as on_start, contextlib.redirect_stdout(io.StringIO()) as report:
+        on_start(Cell("check_slow", "check", ""))
+        while "check_slow is running" not in said + report.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+            said += capsys.readouterr().out
+    assert "check_slow is running" in said
+    assert report.getvalue() == ""
 
 
 def shown(result: Result, in_notebook: bool = False) -> str:
