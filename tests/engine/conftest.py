@@ -7,7 +7,7 @@ import itertools
 import pickle
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -41,28 +41,22 @@ def forked(forked_workers: None) -> None:
 
 def some(chosen: Sequence[Any], every: Sequence[Any]) -> list[Any]:
     """Parameters: those that are not chosen are slow."""
-    assert set(chosen) <= set(every)
+    assert all(each in every for each in chosen)
     return [
         pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=() if each in chosen else pytest.mark.slow)
         for each in every
     ]
 
 
-def paired(*values: Sequence[Any]) -> list[Any]:
-    """Parameters: all combinations of values, of which a tuple is several parameters. As many are not slow as hold each
-    pair of two values."""
-    every = list(itertools.product(*(range(len(each)) for each in values)))
-    pairs = {found: set(itertools.combinations(enumerate(found), 2)) for found in every}
-    left, chosen = set[Any]().union(*pairs.values()), list[tuple[int, ...]]()
-    while left:
-        chosen.append(max(every, key=lambda found: len(pairs[found] & left)))
-        left -= pairs[chosen[-1]]
+def spread(*values: Sequence[Any]) -> list[Any]:
+    """Parameters: all combinations of values, of which a tuple is several parameters. Not slow are a few that together
+    have each value, as many as the longest has."""
+    chosen = [tuple(each[number % len(each)] for each in values) for number in range(max(map(len, values)))]
 
-    def flat(found: tuple[int, ...]) -> Iterator[Any]:
-        for each, number in zip(values, found, strict=True):
-            yield from each[number] if isinstance(each[number], tuple) else (each[number],)
+    def flat(found: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in found))
 
-    return [pytest.param(*flat(found), marks=() if found in chosen else pytest.mark.slow) for found in every]
+    return some([*map(flat, chosen)], [*map(flat, itertools.product(*values))])
 
 
 class TappedModel:

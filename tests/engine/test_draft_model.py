@@ -25,7 +25,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import Request, SamplingParams
-from tests.engine.conftest import check_references, draft_of, paired, some
+from tests.engine.conftest import check_references, draft_of, some, spread
 from tests.engine.test_drafts import ASKED, VOCAB, kept_of, prompt, serve
 from tests.examples import examples
 
@@ -82,8 +82,7 @@ def check_texts_when_preempted(engine: Engine, plain: dict[str, list[int]]) -> N
 @pytest.mark.parametrize(
     ("kind", "k", "late"),
     some(
-        [("itself", 1, 1), ("itself", 4, None), ("half", 2, None), ("half", 5, 1), ("other", 3, 1),
-         ("broken", 3, None)],
+        [("itself", 4, None), ("half", 5, 1), ("other", 3, 1), ("broken", 3, None)],
         [(kind, k, late)
          for kind, k in [("itself", 1), ("itself", 4), ("half", 2), ("half", 5), ("other", 3), ("broken", 3)]
          for late in (None, 1)],
@@ -107,7 +106,7 @@ def test_the_text_is_that_of_plain_decoding(
 @pytest.mark.parametrize(
     ("name", "k"),
     some(
-        [("greedy", 1), ("filtered", 2), ("greedy", 3), ("filtered", 4), ("greedy", 5)],
+        [("greedy", 1), ("filtered", 4)],
         list(itertools.product(("greedy", "filtered"), (1, 2, 3, 4, 5))),
     ),
 )
@@ -126,7 +125,7 @@ def test_the_target_as_its_own_draft_takes_a_step_for_every_k_plus_one_tokens(
         assert engine.kv.num_available == engine.num_blocks
 
 
-@pytest.mark.parametrize(("budget", "prefix_cache", "late"), paired([5, 100], ["off", "hash", "radix"], [None, 2]))
+@pytest.mark.parametrize(("budget", "prefix_cache", "late"), spread([5, 100], ["off", "hash", "radix"], [None, 2]))
 def test_chunks_cached_prefixes_and_neighbours_leave_nothing_out_of_the_drafts_cache(
     target, plain, tapped_engine, prefix_cache: str, budget: int, late: int | None
 ) -> None:
@@ -155,8 +154,7 @@ def test_a_text_that_ends_in_a_kept_guess_is_found_again_as_a_whole(target, tapp
     assert again.num_cached_tokens == (len(first.tokens) - 1) // 4 * 4
 
 
-@pytest.mark.parametrize("late", [None, 3])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize(("preemption", "late"), spread(["recompute", "swap"], [None, 3]))
 def test_preempted_requests_come_back_with_what_the_draft_had(
     target, plain, tapped_engine, preemption: str, late: int | None
 ) -> None:
@@ -176,8 +174,9 @@ def test_preempted_requests_come_back_with_what_the_draft_had(
     assert engine.kv.num_available == engine.num_blocks
 
 
-@pytest.mark.parametrize("late", [None, 4])
-@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.7}])
+@pytest.mark.parametrize(
+    ("late", "more"), spread([None, 4], [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.7}])
+)
 def test_samples_share_a_prompt_and_each_has_drafts_of_its_own(
     target, tapped_engine, late: int | None, more: dict[str, Any]
 ) -> None:
@@ -327,7 +326,7 @@ def schedule(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["itself", "half", "other"])
+@pytest.mark.parametrize("kind", some(["half"], ["itself", "half", "other"]))
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, drafts, tapped_engine, kind: str) -> None:
     @settings(max_examples=examples(25), deadline=None, derandomize=True, database=None)
     @given(work=schedule())

@@ -23,7 +23,7 @@ from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.features.speculative.medusa import MedusaConfig, MedusaDraft, MedusaHeads
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import FakeStore, draft_of, paired
+from tests.engine.conftest import FakeStore, draft_of, some, spread
 from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.examples import examples
@@ -124,7 +124,7 @@ def check_guesses(made: Made, heads: MedusaHeads, target: Any, asked: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("budget", "k", "prefix_cache", "late"), paired([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
+    ("budget", "k", "prefix_cache", "late"), spread([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
 )
 def test_guesses_are_those_of_the_definition(
     target, heads, plain, made, tapped_engine, budget: int, k: int, prefix_cache: str, late: int | None
@@ -221,8 +221,7 @@ def test_a_model_with_windows_is_guessed_for_too(windowed, heads, made, tapped_e
 # --- the text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", [None, 2])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize(("preemption", "late"), spread(["recompute", "swap"], [None, 2]))
 def test_the_text_is_that_of_plain_decoding(
     target, heads, plain, tapped_engine, preemption: str, late: int | None
 ) -> None:
@@ -249,7 +248,7 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, heads,
     same()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.bfloat16], [torch.float32, torch.bfloat16]))
 def test_heads_of_another_dtype_than_the_targets_guess_too(target, plain, dtype: torch.dtype) -> None:
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=random_heads(dtype=dtype)))
     check_texts(serve(engine, PURE), plain)

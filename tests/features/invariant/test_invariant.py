@@ -58,7 +58,7 @@ def drawn(rng: random.Random, n: int) -> tuple[list[list[int]], list[SamplingPar
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
-@settings(max_examples=6, deadline=None, phases=[Phase.generate])
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**32))
 def test_a_random_schedule_gives_the_bits_of_serial_runs(quantization: str, seed: int, models) -> None:
     rng = random.Random(seed)
@@ -133,9 +133,10 @@ def test_experts_and_windows(changes, random_model) -> None:
 def test_the_triton_kernels(random_model) -> None:
     model = random_model("float32", kernels="triton", num_hidden_layers=1)
     prompts, params = drawn(random.Random(2), 3)
-    params = [replace(one, max_tokens=min(one.max_tokens, 3)) for one in params]
+    prompts = [prompt[:5] for prompt in prompts]
+    params = [replace(one, max_tokens=min(one.max_tokens, 2)) for one in params]
     options = {"attention": "triton", "overlap": "off"}
-    engine = Engine(model, EngineConfig(**QUIET, **options, max_num_batched_tokens=7))
+    engine = Engine(model, EngineConfig(**QUIET, **options, max_num_batched_tokens=4))
     assert written(engine, [engine.add(*each) for each in zip(prompts, params, strict=True)]) == one_by_one(
         model, prompts, params, **options
     )

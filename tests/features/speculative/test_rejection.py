@@ -6,6 +6,7 @@ nearly right fails by the same statistic. Seeds are fixed, and the bound is one 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ from reference_impl.core.sampler import TorchSampler, draw
 from reference_impl.features.speculative import rejection
 from reference_impl.features.speculative.rejection import acceptance, is_exact, verified
 from reference_impl.interfaces import SamplingParams
+from tests.engine.conftest import some, spread
 
 VOCAB, LENGTH, TEXTS = 6, 3, 200_000
 ALPHA = 1e-9
@@ -98,9 +100,16 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("name", FILTERS)
+WAYS = list(itertools.product(FILTERS, (True, False)))
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn", "k"),
+    some(
+        [(*way, 1 + number % 3) for number, way in enumerate(WAYS)],
+        [(*way, k) for way in WAYS for k in (1, 2, 3)],
+    ),
+)
 def test_the_joint_distribution_of_three_tokens_is_the_targets(name: str, drawn: bool, k: int) -> None:
     p, q = tables(FILTERS[name], 1), tables(FILTERS[name], 2)
     assert p_value(texts_of(verified, p, q, k, drawn=drawn), exact(p)) > ALPHA
@@ -189,8 +198,7 @@ MUTANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize(("mutant", "name"), spread(MUTANTS, [*FILTERS]))
 def test_a_rule_that_is_nearly_right_is_seen(mutant: Rule, name: str) -> None:
     p, q = tables(FILTERS[name], 1), tables(FILTERS[name], 3)
     assert p_value(texts_of(mutant, p, q, 2), exact(p)) < ALPHA

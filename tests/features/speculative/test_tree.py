@@ -28,6 +28,7 @@ from reference_impl.features.speculative.candidates import (
     verified_children,
 )
 from reference_impl.features.speculative.tree import Tree
+from tests.engine.conftest import some
 from tests.examples import examples
 from tests.features.speculative.test_rejection import ALPHA, FILTERS, Tables, exact, p_value, tables
 
@@ -413,9 +414,15 @@ def texts_of(rule: Rule, p: Tables, q: Tables, tree: Tree, *, drawn: bool = True
     return text.numpy()
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p"])
+@pytest.mark.parametrize(
+    ("name", "shape", "drawn"),
+    some(
+        [("temperature", "two by two", True), ("top_k", "two by two", False), ("top_k", "wide", True),
+         ("top_p", "wide", False), ("top_p", "uneven", True), ("temperature", "uneven", False),
+         ("temperature", "chain", True)],
+        list(itertools.product(("temperature", "top_k", "top_p"), SHAPES, (True, False))),
+    ),
+)  # fmt: skip
 def test_the_joint_distribution_of_three_tokens_is_the_targets(name: str, shape: str, drawn: bool) -> None:
     p, q = tables(FILTERS[name], 1), tables(FILTERS[name], 2)
     assert p_value(texts_of(verified_children, p, q, SHAPES[shape], drawn=drawn), exact(p)) > ALPHA
