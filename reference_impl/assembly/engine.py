@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reference_impl.assembly.checks import CheckedParts
 from reference_impl.assembly.config import EngineConfig
@@ -18,6 +19,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import tree_of
 from reference_impl.core.engine import Engine as CoreEngine
 from reference_impl.core.engine import StepResult
+from reference_impl.core.requests import check_read
 from reference_impl.features.beams.engine import Branches
 from reference_impl.features.biases.engine import check_tokens
 from reference_impl.features.failing.engine import Failing
@@ -34,6 +36,7 @@ from reference_impl.interfaces import (
     Grammar,
     KVSpec,
     Pooling,
+    ReadsFields,
     Request,
     SamplingParams,
 )
@@ -63,19 +66,20 @@ class Engine(CoreEngine):
             num_blocks=made.num_blocks, max_model_len=made.max_model_len, clock=made.clock, trace=made.trace,
             planner=planner_for(made), depth=made.depth,
         )  # fmt: skip
-        self._branches, self._pins = Branches(self), Pins(self)
+        this: Any = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
+        self._branches, self._pins = Branches(this), Pins(this)
         num_levels = 0 if (tree := tree_of(made.config)) is None else tree.num_levels
         self._drafts = BooksDrafts(self.planner, made.config.acceptance, num_levels)
-        self._pages = MovesPages(self, made.kv) if isinstance(made.kv, FetchesPages) else None
+        self._pages = MovesPages(this, made.kv) if isinstance(made.kv, FetchesPages) else None
         # What only some requests need joins when the first of them does, so that no step before passes through it.
-        self._masking, self._pooling, self._scoring = Masking(self), PoolsRequests(), Scoring()
-        self.hooks.add(Failing(self))
+        self._masking, self._pooling, self._scoring = Masking(this), PoolsRequests(), Scoring()
+        self.hooks.add(Failing(this))
         if made.config.num_drafts or parts.scheduler is not None:
             self.hooks.add(self._drafts)
         if self._pages is not None:
             self.hooks.add(self._pages)
         if parts.scheduler is not None or parts.executor is not None:
-            self.hooks.add(CheckedParts(self))
+            self.hooks.add(CheckedParts(this))
         self._num_seeds = 0  # how many requests got one that follows from EngineConfig.seed
 
     @property
@@ -140,6 +144,8 @@ class Engine(CoreEngine):
             priority=priority, tenant=tenant, deadline=deadline, block_tables=[[] for _ in self.kv_specs],
         )  # fmt: skip
         check_tokens(request, self.model.config)
+        if isinstance(self.executor, ReadsFields):
+            check_read(sampling, self.executor.reads, f"the sampler of {type(self.executor).__name__}")
         if self.config.seed is not None and sampling.seed is None:
             self._num_seeds += 1
             drawn = hashlib.blake2b(f"{self.config.seed} {self._num_seeds}".encode(), digest_size=8)

@@ -14,7 +14,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
 from reference_impl.features.process.worker import Facts, WorkerProcess, fingerprint
-from reference_impl.interfaces import Executor, FetchesPages, Request
+from reference_impl.interfaces import Executor, FetchesPages, ReadsFields, Request
 from reference_impl.models.gguf_model import read_config
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ def facts_of(engine: Engine) -> Facts:
 
     model, stores = engine.model, isinstance(engine.kv, FetchesPages)
     name = fingerprint(model.config, str(model.dtype).removeprefix("torch."), weights_of(model) if stores else "")
+    reads = frozenset(engine.executor.reads if isinstance(engine.executor, ReadsFields) else ())
     return Facts(
         name, tuple(engine.kv_specs), engine.num_blocks, engine.num_host_blocks, engine.config.max_num_seqs,
-        engine.max_model_len, stores,
+        engine.max_model_len, stores, reads,
     )  # fmt: skip
 
 

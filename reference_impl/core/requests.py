@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from os import urandom
 from typing import Any
 
 from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.interfaces.sampling_fields import BY_SAMPLER, FIELDS
 
 # Fields of SamplingParams that ask for what the core does not have: they must keep their defaults.
-NOT_IN_CORE = (
-    "n", "prompt_logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens",
-    "include_stop_str_in_output", "skip_special_tokens", "allowed_token_ids", "detokenize", "bad_words",
-)  # fmt: skip
+NOT_IN_CORE = {field.name for field in FIELDS if field.reader not in ("core", "sampler")}
 
 
 def make_request(
@@ -69,3 +67,14 @@ def check_plain(sampling: SamplingParams) -> None:
         if field.name in NOT_IN_CORE and (given := getattr(sampling, field.name)) != field.default:
             only = f"the core engine has only {field.default!r}, got {given!r}: use reference_impl.Engine for the rest"
             raise ValueError(f"SamplingParams.{field.name}: {only}")
+
+
+def check_read(sampling: SamplingParams, reads: Collection[str], sampler: str) -> None:
+    """ValueError where it asks for what this sampler does not read. reads: fields that it does."""
+    for field in BY_SAMPLER:
+        default = SamplingParams.__dataclass_fields__[field.name].default
+        if field.name not in reads and (given := getattr(sampling, field.name)) != default:
+            raise ValueError(
+                f"SamplingParams.{field.name}: expected {default!r}, got {given!r}: {sampler} does not read it. Leave "
+                "it out, or use another sampler (attention='torch' has torch's)"
+            )

@@ -6,7 +6,8 @@ a worker copies what `columns` gives with the batch, before the forward pass, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -16,24 +17,27 @@ from torch import Tensor
 from reference_impl.core.philox import uniform
 from reference_impl.core.staging import Arrays, to_device, to_host
 from reference_impl.interfaces import SamplingParams, TokenLogprobs
+from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 # How a request is sampled. seed: 64 bits as a signed number. logprobs: alternatives to report, or -1.
 SETTINGS = np.dtype(
-    [("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("seed", "i8"), ("sample_index", "i8"),
-     ("logprobs", "i8")]
+    [*((field.name, "f8" if field.kind is float else "i8") for field in BY_SAMPLER),
+     ("seed", "i8"), ("sample_index", "i8"), ("logprobs", "i8")]
 )  # fmt: skip
+_fields = attrgetter(*(field.name for field in BY_SAMPLER))
 Settings = NDArray[np.void]  # of SETTINGS
 
 
 def settings_of(p: SamplingParams, seed: int, sample_index: int) -> tuple[float, ...]:
     """One entry of an array of SETTINGS."""
     logprobs = -1 if p.logprobs is None else p.logprobs
-    return p.temperature, p.top_p, p.min_p, p.top_k, seed - (seed >> 63 << 64), sample_index, logprobs
+    return *_fields(p), seed - (seed >> 63 << 64), sample_index, logprobs
 
 
 class TorchSampler:
     """Samples with torch's operators. A random number depends on seed, sample and position alone."""
 
+    reads: Collection[str] = frozenset({"temperature", "top_k", "top_p", "min_p"})  # fields of SamplingParams
     captures = False  # whether `choose` goes by what lies on the device alone, positions included
 
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:

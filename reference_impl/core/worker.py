@@ -9,7 +9,7 @@ to the request's slot, where the next step reads them; `collect` waits for a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
@@ -64,6 +64,11 @@ class Worker:
     def max_in_flight(self) -> int:
         """Sampled tokens stay on the device, so a step can be submitted before the one before it is collected."""
         return 2
+
+    @property
+    def reads(self) -> Collection[str]:
+        """As of `ReadsFields`."""
+        return self.sampler.reads
 
     @torch.inference_mode()
     def submit(self, step: Step) -> StepRun:

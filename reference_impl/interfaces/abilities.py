@@ -107,6 +107,14 @@ class WaitsOnPurpose(Protocol):
 
 
 @runtime_checkable
+class ReadsFields(Protocol):
+    """An executor that says which fields of SamplingParams its sampler reads, of those that are a sampler's."""
+
+    @property
+    def reads(self) -> Collection[str]: ...
+
+
+@runtime_checkable
 class CapturesGraphs(Protocol):
     """An executor that replays steps as CUDA graphs, and can capture them before they are needed."""
 

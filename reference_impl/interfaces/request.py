@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from reference_impl.interfaces.blocks import BlockId
-from reference_impl.interfaces.sampling_checks import check, normal
+from reference_impl.interfaces.sampling_fields import check, normal
 
 Pooling = Literal["last", "mean"]
 

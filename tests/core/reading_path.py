@@ -26,12 +26,13 @@ PATH = tuple(
         "sampler", "philox",  # from logits to tokens
     )
 )  # fmt: skip
-WORDS = ("blocks", "request", "plan", "step", "batch", "planning", "computing", "events", "abilities")
+WORDS = ("blocks", "request", "plan", "step", "batch", "planning", "computing", "events", "abilities",
+         "sampling_fields")  # fmt: skip
 TWINS = "kernels/reference"
 
 # Of `tokenize`; comments, docstrings and layout aside: what one reads in two days. Lines would count how it is set out.
 MOST_TOKENS = 24_000
-MOST_LINES_OF_WORDS = 1_250
+MOST_LINES_OF_WORDS = 1_450
 LONGEST_FUNCTION = 40
 ABOVE = ("features", "assembly", "models", "observe", "serving", "simulation", "bench", "cli")
 

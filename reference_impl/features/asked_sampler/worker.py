@@ -7,7 +7,7 @@ request itself (`interfaces.Asking`), so its tokens are kept up to date on the h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.staging import to_device
 from reference_impl.core.worker import StepRun, Worker, not_finite
 from reference_impl.interfaces import Opened, Sampled, SamplingParams, Step
+from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 
 @dataclass(eq=False)
@@ -70,6 +71,11 @@ class AskingWorker(Worker):
     @property
     def asks(self) -> bool:
         return not isinstance(self.sampler, TorchSampler)
+
+    @property
+    def reads(self) -> Collection[str]:
+        """A sampler that is asked reads the request itself."""
+        return [field.name for field in BY_SAMPLER] if self.asks else super().reads
 
     @property
     def max_in_flight(self) -> int:

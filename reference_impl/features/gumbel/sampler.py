@@ -36,6 +36,8 @@ class GumbelSampler(TorchSampler):
     """A token depends on its row's logits and settings, seed, sample and position alone. The position is looked up on
     the device, so that a step may be planned before it is known."""
 
+    reads = frozenset({"temperature", "top_k", "top_p", "min_p"})
+
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
         """As of `TorchSampler`, without the position's number."""
         if not settings["temperature"].any():

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from reference_impl.features.grammars.guesses import AskMasks, Guessed, ShowsGuesses
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 6  # version of the messages; raised when one changes its meaning
+PROTOCOL = 7  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Facts:
     max_num_seqs: int
     max_len: int
     page_store: bool  # whether there is one
+    reads: frozenset[str]  # as of `ReadsFields`
     protocol: int = PROTOCOL
 
     def check(self, worker: Facts) -> None:
@@ -100,6 +101,11 @@ class WorkerProcess:
     @property
     def max_in_flight(self) -> int:
         return int(self._max_in_flight)
+
+    @property
+    def reads(self) -> Collection[str]:
+        """As of `ReadsFields`."""
+        return self.facts.reads
 
     def submit(self, step: Step) -> int:
         """Sends it without waiting."""
