@@ -13,7 +13,7 @@
 # - Parts 1 and 9 need notebook 08a, parts 2, 3 and 8 notebook 08b, part 4 notebook 08e, part 5 the
 #   section on alignment of 08c, part 6 notebook 08d, part 7 notebook 08c.
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
-# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - Hidden checks test the same properties. What is drawn here, they draw from the same functions, with other numbers.
 # - A token is an int. A list of ints or of numbers that you return may be a list, a tuple, a tensor or a NumPy array.
 #   Arguments belong to the caller: do not modify them. The checks notice.
 # - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded.
@@ -204,17 +204,249 @@ def check_token(p, q, drafts, u, kept, token):
     if kept < len(drafts):
         more = [max(float(a - b), 0.0) for a, b in zip(p[kept][:8], q[kept][:8], strict=True)]
         row, place = (
-            f"{row}, of q {in_row(q[kept][:8])}, p has more {in_row(more)}",
+            f"{row}, of q {in_row(q[kept][:8], p[kept][:8])}, p has more {in_row(more)}",
             "in place of the first rejected guess",
         )
     number = u[kept + (kept < len(drafts))]
-    what = f"{row}, the token's number {number:.4g}, {kept} of {len(drafts)} guesses kept"
+    what = f"{row}, the token's number {shown(number)}, {kept} of {len(drafts)} guesses kept"
     print(f"{what}: token {seen} {place}")
     assert seen == token, f"{what}: expected token {token} {place}, saw token {seen} after {seen_kept} kept"
 
 
-def in_row(values):
-    return "[" + ", ".join(f"{float(value):.4g}" for value in values) + "]"
+def shown(value, other=None):
+    """A number to four digits; to more where these would not tell it from 0, from 1, or from another one."""
+    value, other = float(value), None if other is None else float(other)
+    for digits in (4, 8, 17):
+        text = f"{value:.{digits}g}"
+        if float(text) == value or (float(text) not in (0, 1) and other in (None, value)):
+            return text
+        if float(text) not in (0, 1) and text != f"{other:.{digits}g}":
+            return text
+    return text
+
+
+def in_row(values, others=None):
+    others = [None] * len(values) if others is None else others
+    return "[" + ", ".join(map(shown, values, others)) + "]"
+
+
+def check_close(what, seen, expected, tolerance):
+    """Numbers [n] that are off by no more than that; of many the one is shown that is off most."""
+    off = torch.nan_to_num((seen - expected).abs(), nan=math.inf)
+    at = int(off.argmax())
+    if len(off) < 9:
+        right, wrong = in_row(expected, seen), in_row(seen, expected)
+    else:
+        what, right, wrong = f"{what}, token {at}", shown(expected[at], seen[at]), shown(seen[at], expected[at])
+    assert off[at] < tolerance, f"{what}: expected {right}, saw {wrong}"
+
+
+# %% nbgrader={"grade_id": "inputs"}
+# Given: inputs that are drawn, for your checks and for hidden ones, which draw with other numbers. Each is made around
+# its answer: a pattern is put into a text, a path into a tree. They are of the kinds that wrong solutions get wrong.
+import contextlib
+import io
+
+# Factors and remainders with which several tokens, or a token and a place, are often made into one number.
+BASES = (1, 2, 10, 16, 31, 32, 37, 50, 64, 100, 127, 128, 131, 256, 257, 1000, 1009, 1024, 4096, 10_000, 32_000, 50_257, 65_536,
+         65_537, 100_000, 128_256, 131_072, 151_936, 1_000_000, 1_000_003)  # fmt: skip
+
+
+def drawn(check, cases):
+    """The check with each of the cases; what it prints is shown only for one that fails."""
+    cases = list(cases)
+    for case in cases:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                check(*case)
+        except BaseException:
+            print(said.getvalue(), end="")
+            raise
+    print(f"... and {len(cases)} that were drawn")
+
+
+def fresh(count, generator):
+    """Different tokens."""
+    return (2000 + torch.randperm(40_000, generator=generator)[:count]).tolist()
+
+
+def texts_with_a_copy(generator):
+    """(text, k, lengths, found): a pattern of different tokens that stands in the text once before its end, and what is
+    like it."""
+    for n in (1, 2, 3, 5, 12):
+        tokens = fresh(n + 60, generator)
+        pattern, follow, rest = tokens[:n], tokens[n : n + 50], tokens[n + 50 :]
+        once = [*rest[:3], *pattern, *follow]
+        yield [*once, *pattern], 3, (n + 2, 1), (n, 3 + n)
+        yield [*once, *pattern], random_int(10, 45, generator), (n, n), (n, 3 + n)
+        if n > 1:
+            part = [*once, *pattern[1:], *rest[3:5], *pattern]  # more recently, but only a part of it
+            yield part, 2, (n, 1), (n, 3 + n)
+            yield part, 1, (n - 1, 1), (n - 1, len(once) + n - 1)
+            yield [*once, *pattern[:-1], *rest[3:5], *pattern[::-1], rest[5], *pattern], 2, (n, n), (n, 3 + n)
+    for distance in (70, 300, 1500, 5000):  # long ago
+        tokens = fresh(distance + 2, generator)
+        yield [*tokens, *tokens[:2]], 2, (3, 1), (2, 2)
+    for period in (1, 2, 3, 4):  # the most recent occurrence overlaps the end
+        unit, size, n = fresh(period, generator), random_int(12, 30, generator), random_int(2, 7, generator)
+        yield [unit[i % period] for i in range(size)], 6, (n, n), (n, size - period)
+    head, pattern, tail = fresh(8, generator), fresh(2, generator), fresh(8, generator)
+    for _ in range(3):  # one after another, alike in length, at the front and at the end
+        yield [*head, *pattern, *fresh(4, generator), *tail, *pattern], 2, (2, 1), (2, 10)
+    text = [*head, *pattern, 5, *tail, *pattern]
+    yield text, 3, (2, 1), (2, 10)
+    yield text, 1, (2, 1), (2, 10)
+    yield [*fresh(30, generator), *pattern], 3, (2, 1), None  # it stood in the texts before, and not in this one
+
+
+def texts_that_look_alike(generator):
+    """(text, k, lengths, found) without a copy, only with tokens that are like the text's last ones."""
+    first, last = random_int(3000, 9000, generator), random_int(3000, 9000, generator)
+    digit, others = random_int(1, 9, generator), fresh(3 * len(BASES), generator)
+    alike = [
+        int(f"{digit}{last}"),
+        others[0],
+        int(f"{last}{digit}"),
+        others[1],
+    ]  # the last token as a part of another one
+    yield [*alike, last], 2, (1, 1), None
+    yield [21, 7, 4, 1], 2, (1, 1), None
+    front, back = f"{first}", f"{last}"
+    texts = [(int(f"{digit}{front}"), last), (first, int(f"{back}{digit}")), (int(front + back[0]), int(back[1:] or 0)),
+             (int(front[:-1]), int(front[-1] + back))]  # fmt: skip
+    yield [*(x for pair, y in zip(texts, others, strict=False) for x in (*pair, y)), first, last], 2, (2, 2), None
+    equal = [pair for base in BASES for pair in ((first - 1, last + base), (first + base, last - 1))]
+    yield [*(x for pair, y in zip(equal, others, strict=False) for x in (*pair, y)), first, last], 2, (2, 2), None
+    equal = [
+        pair for base in BASES for pair in ((first + base, last), (first, last + base), (first + base, last + base))
+    ]
+    equal += [(first ^ bit, last ^ bit) for bit in (1, 2, 64, 1024)] + [(2 * first, last // 2), (last, first)]
+    yield [*(x for pair, y in zip(equal, 2 * others, strict=False) for x in (*pair, y)), first, last], 2, (2, 2), None
+
+
+def parts_of_a_distribution(generator):
+    """(p, q, residual): p and q have a part in common, and of disjoint tokens each has more."""
+    for vocab in (2, 3, random_int(4, 60, generator), 5000):
+        for share in (0.5, 2.0**-10, 2.0**-30):
+            common = random_rows(1, vocab, generator)[0] * (1 - share)
+            of_p = torch.randperm(vocab, generator=generator) < max(1, vocab // 2)
+            more, other = (
+                weights * mine for weights, mine in zip(random_rows(2, vocab, generator), (of_p, ~of_p), strict=True)
+            )
+            p, q = (common + share * weights / weights.sum() for weights in (more, other))
+            yield p, q, (p - common) / (p - common).sum()
+        yield p, p.clone(), p
+
+
+def judgements(generator):
+    """(p, q, drafts, u, how many are kept, the token after them), for every number of guesses, and every place."""
+    for k in (0, 1, 2, 3, 5, 8, 20):
+        for kept in sorted({0, k // 2, max(k - 1, 0), k}):
+            vocab = random_int(3, 30, generator) if k != 3 else 2000
+            zeros = random_int(0, 1, generator) == 1
+            p, q = random_rows(k + 1, vocab, generator, zeros), random_rows(k, vocab, generator, zeros)
+            drafts, u = [], []
+            for i in range(min(kept + 1, k)):
+                ratio = torch.where(q[i] > 0, p[i] / q[i], -1.0)
+                between = (ratio > 0) & (ratio < 1)  # guesses that are kept or not as their number says
+                sure, never = (ratio >= 1, ratio == 0) if random_int(0, 1, generator) else (between & False,) * 2
+                if not between.any():
+                    p[i], q[i] = 0.0, 0.0
+                    p[i, :2], q[i, :2] = float64([0.25, 0.75]), float64([0.5, 0.5])
+                    between[0], sure, never = True, between & False, between & False
+                wanted = next(group for group in (sure if i < kept else never, between) if group.any())
+                drafts.append(int(wanted.double().multinomial(1, generator=generator)))
+                bound = float(p[i, drafts[-1]] / q[i, drafts[-1]])
+                if not 0 < bound < 1:
+                    u.append(0.999999 if i < kept else 1e-9)
+                elif random_int(0, 2, generator):
+                    part = random_number(generator)
+                    u.append(bound * part if i < kept else bound + (1 - bound) * part)
+                else:
+                    u.append(bound * (1 - 1e-9 if i < kept else 1 + 1e-9))
+            drafts += q[len(drafts) :].multinomial(1, generator=generator)[:, 0].tolist() if len(drafts) < k else []
+            row = p[k] if kept == k else (p[kept] - q[kept]).clamp(min=0)
+            token = int(row.multinomial(1, generator=generator))
+            part = 0.2 + 0.6 * random_number(generator)
+            u.append(float((row[:token].sum() + row[token] * part) / row.sum()))
+            yield p, q, drafts, u + [0.5] * (k + 1 - len(u)), kept, token
+
+
+def step_times(generator):
+    """(a, seconds of a guess, seconds of steps, the best k), with one that is nearly as good before it."""
+    for best, most in ((1, 2), (2, 5), (7, 9), (12, 12), (20, 30)):
+        for less, unit in ((0.5, 1.0), (5e-3, 1e-4), (1e-5, 1e4)):
+            a, guess = 0.3 + 0.65 * random_number(generator), 0.01 * random_number(generator)
+            speeds = [0.3 + 0.6 * random_number(generator) for _ in range(most + 1)]
+            speeds[best], speeds[random_int(0, best - 1, generator)] = 1.0, 1.0 - less
+            gives = [math.fsum(a**i for i in range(k + 1)) for k in range(most + 1)]
+            seconds = [unit * (gives[k] / speeds[k] - k * guess) for k in range(most + 1)]
+            yield a, unit * guess, seconds, best
+    slow, fast = 2.0 + random_number(generator), 1.0 - 0.5 * random_number(generator)
+    yield 0.0, 0.0, [slow, fast, slow], 1  # measured: steps with a guess are faster, though none is kept
+    yield 0.0, 0.1, [slow, slow, fast], 2
+    yield 0.02, 0.0, [slow, slow, fast], 2
+    yield 0.9, 1.1 * slow, [slow, 0.01, 9.0], 1  # a guess takes longer than a step
+    yield 0.5, 0.0, [slow, slow / 0.7, slow / 0.8, 9 * slow], 2  # the next has the same first step, and another best k
+    yield 0.5, 0.0, [slow, slow * 1.4925, slow * 1.752, 9 * slow], 1
+    yield 0.5, 0.0, [1.0, 1.5, 1.75, 9.0], 0
+
+
+def trees(generator):
+    """Parents: chains, chains with siblings, many siblings, and trees at random, deep ones among them."""
+    yield list(range(-1, 19))
+    yield [-1, *((i - 1) // 2 * 2 for i in range(1, 30))]
+    yield [-1] * 20
+    yield [-1] + [0] * 20
+    yield [-1, *(random_int(max(-1, i - 3), i - 1, generator) for i in range(1, 70))]
+    for n in (2, 3, random_int(4, 12, generator), 40):
+        yield [-1, *(random_int(-1, i - 1, generator) for i in range(1, n))]
+
+
+def way_to(parents, guess):
+    return [] if guess < 0 else [*way_to(parents, parents[guess]), guess]
+
+
+def walks(generator):
+    """(parents, tokens, what the target says, path, token)."""
+    for parents in trees(generator):
+        n = len(parents)
+        ways = [way_to(parents, guess) for guess in range(-1, n)]
+        for path in (max(ways, key=len), ways[-1], ways[random_int(0, n, generator)]):
+            names = torch.randperm(max(30, n), generator=generator).tolist()
+            tokens = []
+            for i, parent in enumerate(parents):  # the same tokens in several branches, different ones of one parent
+                taken = [tokens[j] for j in range(i) if parents[j] == parent]
+                tokens.append(next(name for name in names if name not in taken))
+            says = [names[random_int(0, 2, generator)] for _ in range(n + 1)]
+            for before, i in itertools.pairwise([-1, *path]):
+                says[1 + before] = tokens[i]
+            last = path[-1] if path else -1
+            says[1 + last] = 99
+            yield parents, tokens, says, path, 99
+    for base in BASES[2:]:  # a guess's number and a token made into one
+        token = random_int(1, 9, generator)
+        yield [-1, 0, 0, 2], [5, 6, 7, token], [5, 6, token + base, 1, 1], [0, 1], token + base
+    yield [-1, 0, *[0] * 10, 0, 12], [5, 6, *range(20, 30), 7, 3], [5, 6, 23, *[1] * 12], [0, 1], 23
+
+
+def noises(generator):
+    """(p, u, token): the token's number is set so that it wins, by much or by little."""
+    for vocab in (2, 5, 50, 5000):
+        for zeros in (False, True):
+            for margin in (0.5, 0.99, 0.999999):
+                p = random_rows(1, vocab, generator, zeros)[0]
+                u = 0.05 + 0.949 * torch.rand(vocab, dtype=torch.float64, generator=generator)
+                token = int((p > 0).double().multinomial(1, generator=generator))
+                others = (torch.arange(vocab) != token) & (p > 0)
+                if others.any():  # a token with p wins where u^(1 / p) is largest
+                    largest = float((u[others].log() / p[others]).max())
+                    u[token] = math.exp(largest * margin * float(p[token]))
+                yield p, u, token
+    yield eighths([4, 4])[0], float64([1 - 2.0**-40, 1 - 2.0**-45]), 1  # both nearly 1, and nearly 0
+    yield eighths([4, 4])[0], float64([1e-12, 1e-14]), 0
+    yield float64([1 - 2.0**-20, 2.0**-20]), float64([0.3, 1 - 2.0**-40]), 1  # what is rarely chosen
 
 
 # %% [markdown] nbgrader={"grade_id": "text_ngram"}
@@ -266,6 +498,8 @@ check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (1, 1), (1, 5))
 check_proposed([3, 4, 1, 3, 4, 2, 3, 4], 2, (2, 1), (2, 5))  # the most recent one
 check_proposed([8, 3, 4, 1, 0, 3, 4, 2, 3, 4], 4, (3, 1), (2, 7))  # no occurrence with n = 3
 check_proposed([6, 6, 6, 6], 2, (2, 1), (2, 3))  # the most recent one overlaps the end
+drawn(check_proposed, texts_with_a_copy(rng("texts")))
+drawn(check_proposed, texts_that_look_alike(rng("texts that look alike")))
 
 
 ### BEGIN HIDDEN TESTS
@@ -353,16 +587,16 @@ def residual(p, q):
 #   [0.75, 0.25, 0]. The third token never stands in for a guess: q has more than enough of it.
 def check_rest(p, q, expected):
     seen = tensor_of("residual", unchanging("residual", residual)(p.clone(), q.clone()), p.shape)
-    what = f"p {in_row(p)}, q {in_row(q)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
+    what = f"p {in_row(p, q)}, q {in_row(q, p)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
     print(f"{what}: {in_row(seen[:8])}")
-    off = float((seen - expected).abs().max())
-    assert off < 1e-9, f"{what}: expected {in_row(expected[:8])}, saw {in_row(seen[:8])}"
+    check_close(what, seen, expected, 1e-9)
 
 
 check_rest(float64([0.5, 0.3, 0.2]), float64([0.2, 0.2, 0.6]), float64([0.75, 0.25, 0.0]))
 check_rest(float64([0.5, 0.5, 0.0]), float64([0.0, 0.5, 0.5]), float64([1.0, 0.0, 0.0]))  # after a filter
 check_rest(float64([0.25, 0.75]), float64([0.25, 0.75]), float64([0.25, 0.75]))  # equal
 check_rest(float64([0.1, 0.2, 0.7]), float64([0.0, 0.0, 1.0]), float64([1 / 3, 2 / 3, 0.0]))  # a copied guess
+drawn(check_rest, parts_of_a_distribution(rng("residuals")))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_residual")
 check_rest(float64([1.0]), float64([1.0]), float64([1.0]))
@@ -439,6 +673,7 @@ check_kept_of(p, q, [1, 1], [0.7, 0.7, 0.5], 1)  # 3/4 and 2/3
 check_kept_of(eighths([2, 4, 2], [4, 2, 2]), eighths([4, 2, 2]), [0], [0.5, 0.5], 0)  # equal does not keep
 check_kept_of(p, q, [2, 2], [0.999, 0.999, 0.5], 2)  # 2 and 2: always
 check_kept_of(eighths([0, 4, 4], [1, 3, 4]), eighths([4, 2, 2]), [0], [1e-9, 0.5], 0)  # p is 0: never
+drawn(check_kept_of, (case[:5] for case in judgements(rng("kept"))))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_kept")
 p, q = eighths([2, 2, 4], [2, 4, 2], [4, 2, 2]), eighths([4, 2, 2], [0, 0, 8])
@@ -482,6 +717,7 @@ check_taken(p, q, [0, 0, 0, 2], [0.5, 0.9, 0.5, 0.5, 0.5], 1)
 check_taken(p, q, [0, 0, 0, 2], [0.5, 0.1, 0.5, 0.5, 0.5], 4)
 check_taken(p, q, [0, 2, 1, 0], [0.9, 0.9, 0.9, 0.9, 0.5], 4)  # p(x) >= q(x) takes a number, too
 check_taken(p[:1], q[:0], [], [0.5], 0)
+drawn(check_taken, (case[:5] for case in judgements(rng("numbers"))))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_numbers")
 for k in (1, 2, 3, 6):
@@ -510,6 +746,7 @@ check_token(p, q, [0], [0.99, 0.01], 0, 1)
 p, q = eighths([1, 3, 4], [6, 1, 1], [1, 1, 6]), eighths([4, 2, 2], [2, 2, 4])
 check_token(p, q, [1, 2], [0.9, 0.3, 0.99], 1, 0)  # the second is rejected; residual [1, 0, 0]
 check_token(eighths([0, 2, 2], [1, 1, 2]), eighths([4, 0, 0]), [0], [0.1, 0.6], 0, 2)  # a copied guess that p forbids
+drawn(check_token, (case for case in judgements(rng("replaced")) if case[4] < len(case[2])))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_replaced")
 for k in (1, 2, 4):
@@ -550,6 +787,7 @@ check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.4], 1)
 check_bonus_of(p, q, [0, 1], [0.1, 0.1, 0.6], 2)
 check_bonus_of(eighths([2, 4, 2]), torch.zeros(0, 3, dtype=torch.float64), [], [0.8], 2)  # no guesses
 check_bonus_of(eighths([8, 0, 0], [0, 8, 0], [1, 3, 4]), eighths([8, 0, 0], [0, 8, 0]), [0, 1], [0.5, 0.5, 0.6], 2)
+drawn(check_token, (case for case in judgements(rng("bonus")) if case[4] == len(case[2])))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_bonus")
 for k in (0, 1, 2, random_int(3, 8, draw_numbers)):
@@ -594,11 +832,10 @@ def check_comes_out(p, q, num_places):
     for place, (seen, expected) in enumerate(zip(come_out(p, q, num_places), p, strict=False)):
         rows = f"p {in_row(expected)}" + (f", q {in_row(q[place])}" if place < len(q) else ", where no guess is left")
         print(f"{rows}: the shares of {which[place]} are {in_row(seen)}")
-        off = float((seen - expected).abs().max())
-        assert off < 1e-9, (
-            f"{rows}, every guess with its weight in q, {num_places} numbers for each draw, {which[place]}: expected the "
-            f"shares that p has, {in_row(expected)}, saw {in_row(seen)}"
+        what = (
+            f"{rows}, every guess with its weight in q, {num_places} numbers for each draw, {which[place]}, p's shares"
         )
+        check_close(what, seen, expected, 1e-9)
 
 
 check_comes_out(eighths([1, 5, 2], [4, 2, 2]), eighths([2, 2, 4]), 8)
@@ -662,6 +899,10 @@ check_gives(0.5, 0, 1.0)
 check_gives(1.0, 4, 5.0)
 check_gives(0.0, 4, 1.0)
 check_gives(0.0, 0, 1.0)
+drawn_numbers = rng("tokens of a step")
+for k in (1, 3, random_int(10, 30, drawn_numbers), 100):
+    for a in (random_number(drawn_numbers), 1e-3 * random_number(drawn_numbers), 1 - 1e-6):
+        check_gives(a, k, 1 + math.fsum(a ** (i + 1) for i in range(k)))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_expected")
 check_gives(1.0, 0, 1.0)
@@ -700,7 +941,12 @@ def check_chosen(a, guess_seconds, step_seconds, expected):
     what = f"a = {a:.4g}, {guess_seconds:.4g} s a guess, steps of {in_row(step_seconds)} s"
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * guess_seconds) for k, v in enumerate(step_seconds)]
     print(f"{what}: k = {seen}; tokens per second {in_row(speeds)}")
-    assert seen == expected, f"{what}: expected k = {expected}, saw {seen}; tokens per second {in_row(speeds)}"
+    assert 0 <= seen < len(speeds), f"{what}: expected k = {expected}, saw {seen}"
+    of = [
+        f"k = {k}, {shown(speeds[k], speeds[other])} tokens per second"
+        for k, other in ((expected, seen), (seen, expected))
+    ]
+    assert seen == expected, f"{what}: expected {of[0]}, saw {of[1]}"
 
 
 check_chosen(0.5, 0.125, [1.0, 1.125, 2.0], 1)
@@ -710,6 +956,7 @@ check_chosen(0.9, 0.02, [0.01, 0.01, 0.01, 0.01, 0.01], 0)  # the draft is slowe
 check_chosen(0.5, 0.0, [1.0, 1.5, 1.75], 0)  # all are equally good
 check_chosen(0.75, 0.0, [2.0, 2.5, 4.0, 2.5, 6.0], 3)  # with a kernel for which four tokens are cheap
 check_chosen(0.75, 0.5, [3.0], 0)  # nothing else was measured
+drawn(check_chosen, step_times(rng("step times")))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_best_k")
 check_chosen(0.0, 0.0, [1.0, 1.0, 1.0], 0)
@@ -795,13 +1042,20 @@ def check_trained(texts, vocab_size, smoothing):
         what = f"{shown}, smoothing {smoothing:.4g}, row {a}, which tokens come after {a}"
         if vocab_size < 4:
             print(f"{what}: {in_row(seen[a])}")
-        off = float((seen[a] - expected).abs().max())
-        assert off < 1e-6, f"{what}: expected {in_row(expected[:8])}, saw {in_row(seen[a][:8])}"
+        check_close(what, seen[a], expected, 1e-6)
 
 
 check_trained([[0, 1, 0], [1, 1]], 2, 1)
 check_trained([[0, 1, 2, 0, 1, 1]], 3, 0.5)
 check_trained([[2], [0, 2], []], 3, 0.5)
+drawn_numbers = rng("texts of a drafter")
+like = [
+    [1, 23],
+    [12, 3],
+    *([x, y] for base in (10, 32, 64, 100, 128) for x, y in ((5, 6 + base), (6, 6), (6 + base, 5))),
+]
+more = torch.randint(140, (20, 9), generator=drawn_numbers).tolist()
+check_trained([*like, *more, *like[:3]], 140, 0.1 + random_number(drawn_numbers))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_drafter")
 check_trained([], 2, 1)
@@ -879,6 +1133,7 @@ check_sees([-1, 0, 0, 2])
 check_sees([-1, 0, 1])  # a chain
 check_sees([-1, -1, 0, 1, 1, 3])  # two that continue the text
 check_sees([-1])
+drawn(check_sees, ((parents,) for parents in trees(rng("trees"))))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_mask")
 
@@ -928,6 +1183,8 @@ check_places([-1, 0, 0, 2], 10)
 check_places([-1, 0, 1], 7)
 check_places([-1, -1, 0, 1, 1, 3], 100)
 check_places([-1], 1)
+drawn_numbers = rng("positions")
+drawn(check_places, ((tree, n) for tree in trees(drawn_numbers) for n in (0, random_int(1, 500, drawn_numbers))))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_positions")
 check_places([-1, -1, -1], 0)
@@ -972,6 +1229,7 @@ check_walked([-1, 0, 1], [5, 6, 7], [5, 6, 7, 8], [0, 1, 2], 8)  # a chain, all 
 check_walked([-1, 0, 1], [5, 6, 7], [5, 1, 7, 8], [0], 1)  # the second is wrong
 check_walked([-1, 0, 1], [5, 6, 7], [2, 6, 7, 8], [], 2)
 check_walked([-1, 0, -1, 2], [5, 6, 3, 6], [3, 6, 1, 6, 0], [2, 3], 0)
+drawn(check_walked, walks(rng("walks")))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_walk")
 check_walked([-1], [0], [0, 0], [0], 0)
@@ -1057,6 +1315,11 @@ check_rolled([7, 2, 9], 12, 4)
 check_rolled([7, 0, 9, 3], 3, 4, {7: 3, 9: 2})  # another sample holds 9
 check_rolled([5, 6], 0, 16)
 check_rolled([], 0, 16)
+drawn_numbers = rng("tables")
+for block_size in (1, 16, random_int(2, 9, drawn_numbers), 128, 1000):
+    table = torch.randperm(400, generator=drawn_numbers)[: random_int(30, 40, drawn_numbers)].tolist()
+    for num_tokens in (0, 1, block_size, 9 * block_size + 1, 20 * block_size - 1, len(table) * block_size):
+        check_rolled(table, num_tokens, block_size, {block: random_int(1, 5, drawn_numbers) for block in table})
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_roll_back")
 for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
@@ -1124,9 +1387,11 @@ def gumbel_token(p, u):
 #   is largest.
 def check_gumbel_of(p, u, expected):
     seen = int_of("gumbel_token", unchanging("gumbel_token", gumbel_token)(p.clone(), u.clone()))
-    what = f"p {in_row(p[:8])}, u {in_row(u[:8])}"
+    what = f"p {in_row(p[:8])}, u {in_row(u[:8])}" if len(p) < 9 else f"{len(p)} tokens"
     print(f"{what}: token {seen}")
-    assert seen == expected, f"{what}: expected token {expected}, saw {seen}"
+    assert 0 <= seen < len(p), f"{what}: expected a token from 0 to {len(p) - 1}, saw {seen}"
+    of = [f"{token} with p {shown(p[token])}, u {shown(u[token])}" for token in (expected, seen)]
+    assert seen == expected, f"{what}: expected token {of[0]}, saw token {of[1]}"
 
 
 check_gumbel_of(float64([0.5, 0.5]), float64([0.9, 0.1]), 0)
@@ -1134,6 +1399,7 @@ check_gumbel_of(float64([0.8, 0.2]), float64([0.5, 0.7]), 0)
 check_gumbel_of(float64([0.8, 0.2]), float64([0.3, 0.9]), 1)
 check_gumbel_of(float64([0.0, 0.5, 0.5]), float64([0.999999, 0.2, 0.1]), 1)  # p is 0: never
 check_gumbel_of(float64([1.0]), float64([0.5]), 0)
+drawn(check_gumbel_of, noises(rng("noises")))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_gumbel")
 for vocab in (2, 5, 50, 5000):
@@ -1211,6 +1477,11 @@ check_coupled_of([4, 7, 2], [4, 9])
 check_coupled_of([4, 7, 2], [4, 7])
 check_coupled_of([4, 7, 2], [9, 7])
 check_coupled_of([3], [])
+drawn_numbers = rng("choices")
+for k in (1, 2, 4, 9, 20):
+    choices = [random_int(0, 50, drawn_numbers) for _ in range(k + 1)]
+    for wrong in (0, k // 2, k - 1, k):
+        check_coupled_of(choices, [choice + (i == wrong) for i, choice in enumerate(choices[:k])])
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_coupled")
 check_coupled_of([0, 0], [0])
@@ -1369,6 +1640,10 @@ check_loop_of([1, 2], [3, 4, 5, 6, 7, 8, 9], 3, lambda i: i % 3 != 1, "each thir
 check_loop_of([1, 2], [3, 4, 5], 0, lambda i: True, "no guesses")
 check_loop_of([1], [], 4, lambda i: True, "nothing to come")
 check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer guesses than asked for", shorter=1)
+drawn_numbers = rng("loops")
+for k in (1, 4, 20):
+    prompt, text = fresh(300, drawn_numbers), fresh(random_int(100, 130, drawn_numbers), drawn_numbers)
+    check_loop_of(prompt, text, k, lambda i, k=k: i % (k + 2) != k, "wrong now and then")
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_loop")
 check_loop_of([1], [0], 3, lambda i: True, "one token")

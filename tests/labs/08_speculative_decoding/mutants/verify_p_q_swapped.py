@@ -1,5 +1,6 @@
 # fault: p and q are exchanged in the quotient.
-# fails: check_kept, check_replaced, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
+# fails: check_kept, check_numbers, check_replaced, check_bonus, check_distribution, check_engine_copied,
+#   check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):

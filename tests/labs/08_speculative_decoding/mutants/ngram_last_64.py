@@ -1,0 +1,12 @@
+# fault: only the last 64 tokens are searched.
+# fails: check_ngram_match
+
+# %% nbgrader={"grade_id": "propose_ngram"}
+def propose_ngram(tokens, k, longest, shortest):
+    tokens = tokens[-64:]
+    for n in range(longest, shortest - 1, -1):
+        pattern = tokens[len(tokens) - n :]
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == pattern:
+                return tokens[start + n : start + n + k]
+    return []
