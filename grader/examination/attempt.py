@@ -42,7 +42,9 @@ class Limits:
     lost: float = 30.0  # wall-clock time that checks may then still lose by timing out; after that,
     last_call: float = 1.0  # as call
     rest: float = 120.0  # as total: all checks after the first one that timed out
-    memory: int = 4 << 30  # bytes by which results of the learner's code may make the examiner's process grow
+    # Bytes by which all that the learner's code sends, as results and in call-backs, may make the examiner's process
+    # grow over all checks. Honest parts take 0.1 GiB; the largest message takes 0.75 GiB for a moment.
+    memory: int = 1 << 30
     learner_memory: int = MEMORY  # bytes of one process of the learner's; all together have those of its disk besides
 
 

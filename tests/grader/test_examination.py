@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grader.examination import attempt
-from grader.examination.examiner import Limits, examine, prepare
+from grader.examination.examiner import Limits, _data_bytes, examine, prepare
 from grader.examination.intake import Added, Submission
 from grader.isolation.launcher import Ending
 from grader.labs.lab import Lab, lab_from_notebook
@@ -172,6 +173,34 @@ def test_what_is_yielded_without_end_costs_one_check_and_bounded_memory(solution
     check = result.checks[1]
     assert check.status in ("failed", "crashed")  # which of the two allocations fails is chance
     assert "MemoryError" in check.message or "more than the examiner can hold" in check.message
+
+
+def test_what_call_backs_bring_and_the_checks_objects_keep_costs_one_check_and_bounded_memory(
+    solution_text: str, launcher: Any
+) -> None:
+    keeps = "self.calls += 1; self.__dict__.setdefault('kept', []).append(tokens)"
+    lab = edited(solution_text, "self.calls += 1", keeps)
+    hoards = "def apply_all(model, tokens, window):\n    for _ in range(200): model(torch.zeros(5_000_000).byte())"
+    peak, over = [_data_bytes()], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.005):
+            peak.append(_data_bytes())
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        submission = Submission({**solved(lab), "apply_all": hoards})
+        limits = Limits(call=600.0, check=600.0, memory=100 << 20)
+        result = examine(lab, submission, launcher, secret=b"x", limits=limits)
+    finally:
+        over.set()
+        watch.join()
+    assert [check.grade_id for check in result.checks if check.status == "passed"] == ["check_window", "check_len"]
+    assert result.checks[-1].status in ("failed", "crashed")
+    said = ("MemoryError", "can't allocate memory", "more than the examiner can hold")  # of which step is chance
+    assert any(text in result.checks[-1].message for text in said)
+    assert max(peak) - peak[0] < 110 << 20
 
 
 FORGED = """
