@@ -99,7 +99,7 @@ def check_kept(engine: Engine, wise: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("right", "k", "late"),
     some(
-        [(0.0, 3, 1), (0.5, 1, 2), (0.5, 6, None), (0.5, 6, 1), (1.0, 4, None), (1.0, 4, 2)],
+        [(0.0, 3, 1), (0.5, 1, 2), (0.5, 6, None), (1.0, 4, 2)],
         [(right, k, late) for right, k in [(0.0, 3), (0.5, 1), (0.5, 6), (1.0, 4)] for late in (None, 1, 2)],
     ),
 )

@@ -72,8 +72,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "num_blocks", "late"),
     some(
-        [("proposer", 18, None), ("proposer", 64, 2), ("model", 18, None), ("head", 18, 3), ("heads", 64, 2),
-         ("early-exit", 64, None), ("tree", 64, None), ("tree", 64, 2), ("grown", 26, None), ("lookahead", 26, None)],
+        [("proposer", 18, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None), ("tree", 64, 2),
+         ("grown", 26, None), ("lookahead", 26, None)],
         [("proposer", 64, None), ("proposer", 18, None), ("proposer", 64, 2), ("model", 18, None), ("model", 64, 1),
          ("head", 64, None), ("head", 18, 3), ("heads", 64, 2), ("early-exit", 64, None), ("tree", 64, None),
          ("tree", 26, None), ("tree", 64, 2), ("grown", 26, None), ("grown", 64, 1), ("lookahead", 64, 2),
@@ -117,9 +117,7 @@ class Third(Some):
         return random.Random(f"{list(output)}").sample(range(VOCAB), VOCAB // 3)
 
 
-@pytest.mark.parametrize(
-    "kind", some(["model", "heads", "tree", "grown"], ["model", "head", "heads", "early-exit", "tree", "grown"])
-)
+@pytest.mark.parametrize("kind", some(["model", "grown"], ["model", "head", "heads", "early-exit", "tree", "grown"]))
 def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(target, random_model, kind: str) -> None:
     """Where masks can be asked for: overlapped, they are not there yet."""
     shares, asked = {}, {name: ASKED[name] for name in ("greedy", "drawn", "penalised")}
@@ -201,7 +199,7 @@ def free_texts(
     tree |= {"num_drafts": 0, "speculative": "lookahead"} if kind == "lookahead" else {}
     config = EngineConfig(**options_of(**tree), sampling_noise=noise, overlap=overlap)  # type: ignore[arg-type]
     engine = Engine(target, config, Parts(draft_model=guesses.get(kind)))
-    first = engine.add(PROMPT, SamplingParams(n=2500, max_tokens=3, **case), grammar=Four())
+    first = engine.add(PROMPT, SamplingParams(n=900, max_tokens=3, **case), grammar=Four())
     members = [first, *first.children]
     finish(engine)
     use = DraftUse.of(engine.trace.steps())

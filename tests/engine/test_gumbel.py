@@ -124,7 +124,7 @@ def test_the_target_as_its_own_draft_is_right_always(large, plain, random_model,
 )
 def test_texts_without_a_seed_are_distributed_as_the_targets(target, drafting, expected, name: str, kind: str) -> None:
     engine = Engine(target, EngineConfig(**options_of(), **GUMBEL), drafting[kind]())
-    members = texts_of(engine, SamplingParams(n=1500, max_tokens=LENGTH, **CASES[name]))
+    members = texts_of(engine, SamplingParams(n=600, max_tokens=LENGTH, **CASES[name]))
     assert p_value([tuple(member.output_tokens) for member in members], expected(name)) > ALPHA
     use = DraftUse.of(engine.trace.steps())
     assert 0 < use.num_accepted_tokens < use.num_draft_tokens

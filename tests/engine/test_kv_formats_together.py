@@ -8,6 +8,7 @@ blocks; and where another process computes.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,12 @@ def serve(engine: Engine, asked: list[Asked], arrivals: list[int]) -> list[Reque
     return [request for i in sorted(samples) for request in samples[i]]
 
 
+@pytest.fixture(scope="module")
+def wanted(random_model: Callable[..., Any]) -> Callable[[int], list[Request]]:
+    model = random_model("float64", max_position_embeddings=128)
+    return functools.cache(lambda seed: alone(model, drawn(seed)))
+
+
 def alone(model: Decoder, asked: list[Asked]) -> list[Request]:
     """Each request has an engine to itself, whose prompt is one chunk."""
     config = EngineConfig(kv_dtype="int4", block_size=4, num_blocks=60, prefix_cache="off", overlap="off")
@@ -80,7 +87,7 @@ CROWDED: dict[str, Any] = {
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 14), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("guesses", ["medusa", "eagle", "eagle, tree", "lookahead", "ngram"])
 def test_texts_and_scores_are_those_of_a_request_alone(
-    guesses: str, seeds: range, random_model: Callable[..., Any], tmp_path: Path
+    guesses: str, seeds: range, random_model: Callable[..., Any], wanted: Callable[[int], list[Request]], tmp_path: Path
 ) -> None:
     """A second engine finds the first one's pages on the disk; with a feature head there is no store."""
     model, parts, steps = random_model("float64", max_position_embeddings=128), dict[str, Any](), list[Any]()
@@ -98,12 +105,11 @@ def test_texts_and_scores_are_those_of_a_request_alone(
         parts["draft_model"] = random_head(one_layer)
     for seed in seeds:
         asked = drawn(seed)
-        wanted = alone(model, asked)
         arrivals = [random.Random(seed + 100).choice([0, 0, 2, 5]) * (i % 3) for i in range(len(asked))]
         for _ in range(1 if head else 2):
             store = None if head else FolderStore(tmp_path)
             engine = Engine(model, config, Parts(**parts, page_store=store))
-            same(serve(engine, asked, arrivals), wanted)
+            same(serve(engine, asked, arrivals), wanted(seed))
             steps += engine.trace.steps()
             if store is not None:
                 store.close()

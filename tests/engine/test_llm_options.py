@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +21,9 @@ from reference_impl.bench import profiling
 from reference_impl.cli import app
 from reference_impl.cli.options import EngineOptions
 from reference_impl.interfaces import SamplingParams
-from reference_impl.serving import server
+from reference_impl.serving import process, server
+from tests.executor.forked import start_beside
+from tests.warm import Warm
 
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {
@@ -39,7 +42,8 @@ COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "-
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", WRONG)
-def test_an_option_reaches_the_engine(command: str, option: str) -> None:
+def test_an_option_reaches_the_engine(command: str, option: str, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "start_beside", functools.partial(start_beside, warm))
     done = CliRunner().invoke(app, [command, *COMMANDS[command], option, "strange"])
     assert done.exit_code == 2
     assert f"inferlab: error: {WRONG[option]}" in done.stderr

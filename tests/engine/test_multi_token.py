@@ -22,6 +22,7 @@ from reference_impl.features.speculative.feature_head import FeatureHead
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.loader import CheckpointError
 from reference_impl.observe.trace import DraftUse
+from tests.engine.conftest import some
 from tests.engine.test_draft_model import check_texts, check_texts_when_preempted
 from tests.engine.test_drafts import ASKED, serve
 from tests.engine.test_feature_head import random_head
@@ -73,7 +74,7 @@ def test_also_where_blocks_are_few(target, module, plain, shape: str, preemption
     check_texts_when_preempted(Engine(target, config, Parts(draft_model=module)), plain)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", some(["tree"], [*SHAPES]))
 def test_a_module_that_gives_no_numbers_changes_no_text(target, module, plain, shape: str) -> None:
     module.hidden_norm.fill_(torch.nan)
     config = EngineConfig(num_blocks=64, speculative="mtp", **SHAPES[shape])

@@ -96,12 +96,12 @@ def alone(serial: LLM) -> Callable[[str, int], str]:
     return say
 
 
-def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
+def test_a_hundred_streams_with_disconnects_lose_and_leak_nothing(
     serve: Any, alone: Callable[[str, int], str], until: Any, process: bool
 ) -> None:
     running = serve(process=process, max_num_seqs=32, num_blocks=300)
     rng = random.Random(3)
-    plans = [(f"# {i}\n" * rng.randint(1, 6), rng.randint(2, 9), rng.random() < 0.3) for i in range(200)]
+    plans = [(f"# {i}\n" * rng.randint(1, 6), rng.randint(2, 9), rng.random() < 0.3) for i in range(100)]
 
     async def one(client: httpx.AsyncClient, prompt: str, tokens: int, goes: bool) -> str | None:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
@@ -126,7 +126,7 @@ def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
 
     texts = asyncio.run(everybody())
     until(running.is_idle, "all blocks are back")
-    assert sum(text is None for text in texts) > 20
+    assert sum(text is None for text in texts) > 10
     for text, (prompt, tokens, _) in zip(texts, plans, strict=True):
         assert text is None or text == alone(prompt, tokens)
 

@@ -311,7 +311,7 @@ def stood_still(until: Any, inferlabs: Any) -> Iterator[Any]:
     with inferlabs() as start:
         running = start("--dtype", "float32", "--shutdown-seconds", "600", cold_engine=True)
         url, [engine] = running.url, children(running.pid)
-        body = {**LONG, "max_tokens": 120, "logprobs": 20, "n": 32}  # some 20 KB in a step
+        body = {**LONG, "max_tokens": 60, "logprobs": 20, "n": 32}  # some 20 KB in a step
 
         def ticks() -> int:
             """Of processor time that the engine has had."""
@@ -362,7 +362,7 @@ def test_an_engine_whose_server_stands_still_waits_for_it_and_loses_nothing(stoo
         [choice] = json.loads(event)["choices"]
         index = choice["index"]
         texts[name if index == 0 else f"{name}/{index}"] += choice["text"]
-    expected = serial.generate("x", SamplingParams(max_tokens=120, temperature=0, ignore_eos=True))[0].text
+    expected = serial.generate("x", SamplingParams(max_tokens=60, temperature=0, ignore_eos=True))[0].text
     assert set(texts.values()) == {expected}
     waited = [max(b - a for a, b in pairwise(request["token_times"])) for request in requests]
     assert min(waited) > 0.4, "it went on, so what it wrote was kept somewhere"
