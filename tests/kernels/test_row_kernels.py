@@ -201,15 +201,20 @@ def test_rotate_and_write(heads, kv_heads, head_dim, qk_norm, dtype) -> None:
     norms = {"q_norm": randn(head_dim, dtype=dtype), "k_norm": randn(head_dim, dtype=dtype, seed=3)} if qk_norm else {}
     q, k, v = projected(tokens, heads, kv_heads, head_dim, dtype)
 
+    outputs: dict[tuple[Any, torch.dtype], tuple[Tensor, ...]] = {}  # one launch gives all three
+
     def run(function: Callable[..., Tensor], which: int) -> Callable[..., Tensor]:
         def call(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, **norms: Any) -> Tensor:
-            return written(function, (q, k, v, positions, cos, sin, slots), shape, q.dtype, **norms)[which]
+            if (function, q.dtype) not in outputs:
+                arguments = (q, k, v, positions, cos, sin, slots)
+                outputs[function, q.dtype] = written(function, arguments, shape, q.dtype, **norms)
+            return outputs[function, q.dtype][which]
 
         return call
 
     for which in range(3):
         check(run(rotate_and_write, which), run(reference.rotate_and_write, which), (q, k, v, cos, sin), **norms)
-    found = written(rotate_and_write, (q, k, v, positions, cos, sin, slots), shape, dtype, **norms)
+    found = outputs[rotate_and_write, dtype]
     used = torch.zeros(20, dtype=torch.bool, device=DEVICE)
     used[slots[slots >= 0]] = True
     for cache in found[1:]:
