@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from reference_impl.features.cpu.default import default_method
 from reference_impl.features.cpu.half import SlowHalfLinear, slow_half_linear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import read_model_config
+from tests.warm import Warm
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
 
@@ -174,23 +174,24 @@ def test_with_avx2_a_large_head_is_packed_in_float32(
 
 
 @linux
-def test_affinity_counts() -> None:
+def test_affinity_counts(warm: Warm) -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch; torch.set_num_threads(3);"
         "from reference_impl.features.cpu.processor import use_no_more_threads_than_cores as f; f(); "
         "print(torch.get_num_threads())"
     )
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    assert _python(code, unset) == "1"
-    assert _python(code, {**unset, "OMP_NUM_THREADS": "3"}) == "3", "who says how many gets them"
+
+    def printed(code: str, environment: dict[str, str]) -> str:
+        done = warm.run(("-c", code), environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert printed(code, unset) == "1"
+    assert printed(code, {**unset, "OMP_NUM_THREADS": "3"}) == "3", "who says how many gets them"
     everywhere = code.replace("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); ", "")
     assert everywhere != code
-    assert _python(everywhere.replace("num_threads(3)", "num_threads(1)"), unset) == "1", "never more than were set"
-
-
-def _python(code: str, environment: dict[str, str]) -> str:
-    command = [sys.executable, "-P", "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    assert printed(everywhere.replace("num_threads(3)", "num_threads(1)"), unset) == "1", "never more than were set"
 
 
 def machine(tmp_path: Path, siblings: dict[int, str], group: str, quotas: dict[str, str]) -> tuple[Path, Path]:

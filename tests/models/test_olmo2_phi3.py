@@ -70,16 +70,20 @@ def test_greedy_tokens_are_those_of_generate(name, save) -> None:
 
 
 # In the interpreter a layer's step takes half a second. So here is one layer; that layers are joined is shown by the
-# cache's keys below, and where products stand alone by test_watching. Where they do, one model of each family is tried.
-JOINED = [(name, True) for name in OURS]
-ALONE = [
-    (name, False) if name in ("olmo2_mha_bias_tied", "phi3_all", "stablelm_biases_tied")
-    else pytest.param(name, False, marks=pytest.mark.slow)
-    for name in OURS
-]  # fmt: skip
+# cache's keys below, and where products stand alone by test_watching. Of each family the model that has most is tried
+# with fused products, and one of two without; with torch all are (test_parity, test_serving).
+TRIED = [(name, True) for name in ("olmo2", "phi3_longrope", "phi3_all", "stablelm_biases_tied")]
+TRIED += [("olmo2_mha_bias_tied", False), ("stablelm_biases_tied", False)]
 
 
-@pytest.mark.parametrize(("name", "fused"), [*JOINED, *ALONE])
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        pytest.param(name, fused, marks=[] if (name, fused) in TRIED else pytest.mark.slow)
+        for fused in (True, False)
+        for name in OURS
+    ],
+)
 def test_logits_with_triton_are_those_of_transformers(name, fused, save, their_logits, tapped_engine) -> None:  # noqa: F811
     """Prompts in chunks beside rows that decode, longer than a window; products fused with their neighbours, or not."""
     theirs, folder = save(name, num_hidden_layers=1)
