@@ -57,6 +57,8 @@ IMPORTED = (
     "httpx",
     "typer",
     "tokenizers",
+    "torch.distributed.tensor",  # and with it sympy: like scipy, a good part of what transformers imports
+    "scipy.optimize",
 )
 BYTECODE = ("reference_impl", "grader", "chapters")
 PROGRESS = ".venv/.record"  # what a run that records has so far
