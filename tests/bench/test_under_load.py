@@ -15,7 +15,7 @@ AGAIN = "run: inferlab bench under_load"
 @pytest.mark.parametrize(
     ("seats", "arrivals", "outputs", "load"),
     [
-        ("8 seats", "bursty, CV 3", "40 tokens, one in ten 640", 0.9),
+        pytest.param("8 seats", "bursty, CV 3", "40 tokens, one in ten 640", 0.9, marks=pytest.mark.slow),
         pytest.param("256 seats", "Poisson", "exponential, mean 100", 0.6, marks=pytest.mark.slow),
         ("256 seats, cache of 16,000 tokens", "Poisson", "all of 100 tokens", 0.85),
     ],
