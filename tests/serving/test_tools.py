@@ -48,6 +48,9 @@ class Scripted:
 
     def __init__(self, folder: Path, said: str, reason: str):
         self.prompts, self.said, self.reason = ChatEncoder(folder), said, reason
+        self.prompts.templates.renderer.seconds = (
+            0.5  # of the processor: these templates take a thousandth, or for ever
+        )
         self.given: list[list[int]] = []
 
     async def begin(self, receive: Callable[[Any], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.features.chat.messages import MessageError, as_messages, plain, with_objects
+from reference_impl.features.chat.renderer import ChatTemplateError
 from reference_impl.features.chat.templates import ChatTemplates
 from reference_impl.features.chat.tokenizer_files import complete
 
@@ -68,35 +69,31 @@ class ChatEncoder(PromptEncoder):
         model's. chat_template_kwargs: further variables of the template, as enable_thinking or documents.
         Raises ValueError: MessageError for a message, ChatTemplateError for a template.
         """
-        from reference_impl.features.chat.sandbox import reads_parts  # and with it Jinja
-
         if chat_template is None and not self.templates.named:
             raise ValueError(f"{self.where} has no chat template: use generate() with a plain prompt")
         template, where = self.templates.choose(chat_template, tools is not None)
-        given = as_messages(messages, reads_parts(template))
+        given = as_messages(messages, self.templates.renderer.reads_parts(template, where))
         variables = {
             "documents": None, **self.templates.special_tokens, **_further(chat_template_kwargs), "messages": given,
             "tools": None if tools is None else _as_tools(tools), "add_generation_prompt": add_generation_prompt,
         }  # fmt: skip
         if not continue_final_message:
-            return _render(template, variables, where)
+            return self._render(template, variables, where)
         if add_generation_prompt:
             raise ValueError("continue_final_message continues an answer, add_generation_prompt begins one: choose")
         if "content" not in template:  # `transformers` asks for it, too
             raise ValueError(f"{where}: continue_final_message: the template does not read content")
         continued = _mark(given)
-        return _cut(_render(template, variables, where), continued, where)
+        return _cut(self._render(template, variables, where), continued, where)
 
-
-def _render(template: str, variables: Mapping[str, Any], where: str) -> str:
-    from reference_impl.features.chat.sandbox import ChatTemplateError, render
-
-    try:
-        return render(template, variables, where)
-    except ChatTemplateError:  # maybe it takes a call's arguments as an object only, and some are another text
-        if (messages := with_objects(variables["messages"])) is None:
-            raise
-        return render(template, {**variables, "messages": messages}, where)
+    def _render(self, template: str, variables: Mapping[str, Any], where: str) -> str:
+        render = self.templates.renderer.render
+        try:
+            return render(template, variables, where)
+        except ChatTemplateError:  # maybe it takes a call's arguments as an object only, and some are another text
+            if (messages := with_objects(variables["messages"])) is None:
+                raise
+            return render(template, {**variables, "messages": messages}, where)
 
 
 def _further(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reference_impl.features.chat.renderer import ChatTemplateError, Renderer
+
 CONFIG, FILE, FURTHER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 
 
@@ -19,6 +21,7 @@ class ChatTemplates:
         self.named: dict[str, str] = {}
         self.special_tokens: dict[str, str] = {}
         self._places: dict[str, str] = {}
+        self.renderer = Renderer()
         if folder is None:
             return
         config = read_config(folder / CONFIG)
@@ -42,12 +45,10 @@ class ChatTemplates:
 
     def broken(self) -> list[str]:
         """Of each template that is no Jinja: which, and why."""
-        from reference_impl.features.chat.sandbox import ChatTemplateError, check  # and with it Jinja
-
         found = []
         for name, template in self.named.items():
             try:
-                check(template, self._place(name))
+                self.renderer.check(template, self._place(name))
             except ChatTemplateError as error:
                 found.append(str(error))
         return found

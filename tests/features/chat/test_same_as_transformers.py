@@ -16,6 +16,7 @@ from transformers.utils import chat_template_utils
 from reference_impl import course_model
 from reference_impl.features.chat import sandbox
 from reference_impl.features.chat.prompts import ChatEncoder
+from reference_impl.features.chat.renderer import Renderer
 from reference_impl.features.chat.sandbox import render
 from tests.features.chat.conversations import CLOCK, CONVERSATIONS, WEATHER
 
@@ -42,6 +43,8 @@ def today(monkeypatch: pytest.MonkeyPatch) -> None:
             return cls(2026, 2, 3, 4, 5, 6)
 
     monkeypatch.setattr(sandbox, "datetime", Frozen)
+    for name in ("render", "reads_parts"):  # here, and not in a process that knows the real date
+        monkeypatch.setattr(Renderer, name, staticmethod(getattr(sandbox, name)))
     monkeypatch.setattr(chat_template_utils, "datetime", Frozen)
     chat_template_utils._compile_jinja_template.cache_clear()
 

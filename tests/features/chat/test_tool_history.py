@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from reference_impl.assembly.config import course_model
 from reference_impl.features.chat.prompts import ChatEncoder
-from reference_impl.features.chat.sandbox import ChatTemplateError, render
+from reference_impl.features.chat.renderer import ChatTemplateError
 
 FOLDER = Path(__file__).parent / "templates"
 NAMES = [
@@ -78,14 +77,3 @@ def test_one_that_takes_an_object_takes_it(encoder: ChatEncoder) -> None:
 def test_an_error_is_still_the_templates(encoder: ChatEncoder) -> None:
     with pytest.raises(ChatTemplateError, match="line 1: the chat template refuses these messages: no tools"):
         encoder.chat_text(history("Paris"), chat_template="{{ raise_exception('no tools') }}{{ messages[0].content }}")
-
-
-def test_long_texts_of_arguments_are_counted() -> None:
-    """As any text: white space that JSON does not keep, too."""
-    from reference_impl.features.chat.messages import as_messages
-
-    [_, message, *_] = as_messages(history('{"a":' + " " * 100_000 + "1}"))
-    arguments = message["tool_calls"][0]["function"]["arguments"]
-    with pytest.raises(ChatTemplateError, match="does not end within 10,000 steps"):
-        render("{% for i in range(100) %}{{ a }}{% endfor %}", {"a": arguments}, "here", 10_000)
-    assert json.loads(render("{{ a }}", {"a": arguments}, "here", 10_000)) == {"a": 1}
