@@ -32,12 +32,14 @@ class Kernel:
 class Compiled:
     """What a kernel needs on one GPU: registers and spilled bytes per thread, bytes of shared memory per program.
 
-    error: the compiler's message; then the rest is 0.
+    tensor_cores: the types that the instructions of its tensor cores multiply and add up in ("f16 into f32", "tf32 into
+    f32"), none where it has none. error: the compiler's message; then the rest is 0 or empty.
     """
 
     registers: int = 0
     spilled: int = 0
     shared: int = 0
+    tensor_cores: Sequence[str] = ()
     error: str = field(default="", kw_only=True)
 
 
@@ -64,7 +66,8 @@ def compiled(kernel: Any, arguments: Mapping[str, str], constants: Mapping[str, 
     """Compile a kernel for a GPU that need not be here; takes seconds.
 
     arguments: the type of each parameter, as Triton writes it ("*fp16": a pointer to float16, "i32", "fp32").
-    capability: of the GPU, 80 for an A100.
+    capability: of the GPU, 80 for an A100. The tensor cores' types are read from its code, so that a kernel that widens
+    float16 before it multiplies, or rounds float32, is seen; the interpreter computes both the same.
     """
     name, find, request = _of(kernel)
     sources = kernel_source(name, find, list(arguments), list(constants))

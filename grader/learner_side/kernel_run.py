@@ -241,7 +241,8 @@ def compile_source(
     """Compile kernel `name` for an NVIDIA GPU of this compute capability (80: A100), which need not be here.
 
     arguments: the types of the parameters that are no constants, in order, as Triton writes them ("*fp16", "i32").
-    Returns {"registers", "spilled", "shared"} (per thread, bytes per thread, bytes per program), or {"error": text}.
+    Returns {"registers", "spilled", "shared", "tensor_cores"}, per thread, in bytes per thread and per program; or
+    {"error": text}.
     """
     text = "import triton\nimport triton.language as tl\n\n" + "\n".join(text for _, text in sources)
     request = {"text": text, "name": name, "arguments": arguments, "constants": constants, "for": capability}
@@ -315,7 +316,12 @@ def _compile(request: dict[str, Any], folder: str) -> dict[str, Any]:
         out_bytes.write(built.asm["cubin"])
     usage = subprocess.run([tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
-    return {"registers": found["REG"], "spilled": found["STACK"], "shared": int(built.metadata.shared)}
+    # As in mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32: the result's type, both factors', the sum's.
+    products = re.findall(r"\bw?g?mma\.\S*\.row\.col\.(\w+)\.(\w+)\.", built.asm["ptx"])
+    return {
+        "registers": found["REG"], "spilled": found["STACK"], "shared": int(built.metadata.shared),
+        "tensor_cores": sorted({f"{factor} into {result}" for result, factor in products}),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,0 +1,8 @@
+# fault: the reach is rounded to float32.
+# fails: check_smooth
+
+# %% nbgrader={"grade_id": "smooth_scale"}
+def smooth_scale(reach, weights, alpha):
+    """s [in] from the largest |x_j| and the largest magnitude in column j of all matrices."""
+    columns = torch.cat(weights).abs().amax(0)
+    return reach.float().clamp(min=1e-5) ** alpha / columns.clamp(min=1e-5) ** (1 - alpha)

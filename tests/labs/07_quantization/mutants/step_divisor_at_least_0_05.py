@@ -1,0 +1,12 @@
+# fault: U[i, i] counts as 0.05 at least.
+# fails: check_gptq
+
+# %% nbgrader={"grade_id": "gptq_step"}
+def gptq_step(weight, factor, i, rounded):
+    """weight [out, in] with column i rounded, and its error made up for by the columns behind it."""
+    column = rounded(weight[:, i].clone(), i)
+    error = (weight[:, i] - column) / factor[i, i].clamp(min=0.05)
+    out = weight.clone()
+    out[:, i] = column
+    out[:, i + 1 :] -= torch.outer(error, factor[i, i + 1 :])
+    return out
