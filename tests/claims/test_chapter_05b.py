@@ -9,8 +9,6 @@ import inspect
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, occupancy
 from reference_impl.theory.units import MiB
+from tests.warm import Warm
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "reference_impl/kernels/compiled.json"
@@ -124,13 +123,14 @@ COMPILING = """
 import json, re, sys
 from collections import Counter
 from dataclasses import asdict
+sys.path.insert(0, sys.argv[1])
 import claims_kernels
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.compilation import compile_for, key, resources
 from reference_impl.kernels.launch import Launch
 
 found = []
-for kernel, types, constants, aligned, options in json.load(sys.stdin):
+for kernel, types, constants, aligned, options in json.loads(sys.argv[2]):
     launch = Launch(getattr(claims_kernels, kernel), types, constants, tuple(aligned), options)
     gpu = ARCHITECTURES["sm_90"]
     loads = Counter(re.findall(r"\\bld\\.global[\\w.]*", compile_for(launch, gpu).asm["ptx"]))
@@ -164,33 +164,47 @@ def double(x, y, N, BLOCK: tl.constexpr):
 """
 
 
-def compiled(folder: Path, requests: list[Any]) -> list[dict[str, Any]]:
-    (folder / "claims_kernels.py").write_text(KERNELS)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILING], input=json.dumps(requests), env=environment, capture_output=True, text=True,
-        timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
-
-
 def tile(m: int, n: int, num_warps: int) -> list[Any]:
     types = dict.fromkeys("xwy", "*bf16") | dict.fromkeys("MNK", "i32")
     constants = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64}
     return ["product", types, constants, list("xwyNK"), {"num_warps": num_warps, "num_stages": 3}]
 
 
+POINTERS = {"x": "*bf16", "y": "*bf16"}
+REQUESTS: dict[str, list[Any]] = {
+    "four": tile(128, 256, 4),
+    "eight": tile(128, 256, 8),
+    "thin": tile(16, 64, 4),
+    "wide": ["double", POINTERS, {"N": 4096, "BLOCK": 4096}, ["x", "y"], {"num_warps": 8}],
+    "narrow": ["double", POINTERS, {"N": 4001, "BLOCK": 4096}, ["x", "y"], {"num_warps": 8}],
+    "unknown": ["double", {**POINTERS, "N": "i32"}, {"BLOCK": 4096}, ["x", "y"], {"num_warps": 8}],
+    "promised": ["double", {**POINTERS, "N": "i32"}, {"BLOCK": 4096}, ["x", "y", "N"], {"num_warps": 8}],
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the compiler says to each of REQUESTS."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "claims_kernels.py").write_text(KERNELS)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    words = ("-c", COMPILING, str(folder), json.dumps([*REQUESTS.values()]))
+    done = warm.run(words, environment)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(REQUESTS, json.loads(done.stdout), strict=True))
+
+
 @pytest.mark.timeout(1800)
-def test_e05_11_tiles_and_warps_stay_the_programmers_and_decide_spills_and_instructions(tmp_path: Path) -> None:
+def test_e05_11_tiles_and_warps_stay_the_programmers_and_decide_spills_and_instructions(
+    compiled: dict[str, dict[str, Any]],
+) -> None:
     """Claim: Triton hides warps and registers and emits near-optimal code.
 
     One source. 128 x 256 sums spill with four warps and not with eight; a tile of 16 rows misses Hopper's own matrix
     instruction; none of this is reported to who runs it. (How far from a library it is, a GPU has to say.)
     """
-    four, eight, thin = compiled(tmp_path, [tile(128, 256, 4), tile(128, 256, 8), tile(16, 64, 4)])
+    four, eight, thin = (compiled[name] for name in ("four", "eight", "thin"))
     assert 128 * 256 // (4 * 32) == 256 > SMS["sm_90"].max_registers
     assert four["spilled"] > 0 == eight["spilled"]
     assert set(eight["matrix_instructions"]) == {"HGMMA"}
@@ -198,20 +212,10 @@ def test_e05_11_tiles_and_warps_stay_the_programmers_and_decide_spills_and_instr
 
 
 @pytest.mark.timeout(1800)
-def test_a_constant_changes_the_machine_code_and_its_key(tmp_path: Path) -> None:
+def test_a_constant_changes_the_machine_code_and_its_key(compiled: dict[str, dict[str, Any]]) -> None:
     """Rows of 4,096 values of two bytes are read 16 bytes at a time, rows of 4,001 one value at a time; a number of the
     run can be either, and is read as the worse one unless the launcher promises that 16 divides it."""
-    pointers = {"x": "*bf16", "y": "*bf16"}
-    options = {"num_warps": 8}
-    wide, narrow, unknown, promised = compiled(
-        tmp_path,
-        [
-            ["double", pointers, {"N": 4096, "BLOCK": 4096}, ["x", "y"], options],
-            ["double", pointers, {"N": 4001, "BLOCK": 4096}, ["x", "y"], options],
-            ["double", {**pointers, "N": "i32"}, {"BLOCK": 4096}, ["x", "y"], options],
-            ["double", {**pointers, "N": "i32"}, {"BLOCK": 4096}, ["x", "y", "N"], options],
-        ],
-    )
+    wide, narrow, unknown, promised = (compiled[name] for name in ("wide", "narrow", "unknown", "promised"))
     per_thread = 4096 // (8 * 32)  # values
     assert Counter(wide["loads"]).total() == per_thread * 2 // 16
     assert Counter(narrow["loads"]).total() == per_thread

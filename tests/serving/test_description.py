@@ -13,7 +13,7 @@ import pytest
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("phases", "examples"), [("fuzzing", "8"), pytest.param("coverage,fuzzing", "15", marks=pytest.mark.slow)]
+    ("phases", "examples"), [("fuzzing", "4"), pytest.param("coverage,fuzzing", "15", marks=pytest.mark.slow)]
 )
 def test_requests_made_from_the_description_are_answered_as_it_says(
     serve: Any, until: Any, tmp_path: Path, phases: str, examples: str
@@ -34,6 +34,7 @@ def test_requests_made_from_the_description_are_answered_as_it_says(
     words += ["--request-timeout", "300", "--phases", phases, "--generation-database", "none"]
     # Random prompts are sometimes too long for a model of 48 positions: the 400 that says so is right.
     words += ["--exclude-checks", "positive_data_acceptance"]
+    words += ["--suppress-health-check", "too_slow"]  # of a busy machine
     environment = {**os.environ, "COLUMNS": "120"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=3500, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
