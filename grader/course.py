@@ -10,6 +10,7 @@ course, the pseudonyms of an anonymous export.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -38,6 +39,7 @@ c.merge(nbgrader_config(Path(__file__).resolve().parent))
 CONFIG_NAME = "nbgrader_config.py"
 MIN_SEED = 12  # characters
 SECRET_FILE = "course_secret.json"
+FULL = "the disk is full; no result is lost: make room, of the course or of temporary files, then run again"
 
 # labs/ may be published, so it stays; all else is secret, or students' work.
 GITIGNORE = f"""\
@@ -93,6 +95,11 @@ PUBLIC = """\
 This course hands out the public labs, whose solutions anyone can read in the course's repository. The numbers in the
 hidden tests are this course's own. For labs that differ from the public ones, make another course with
 `inferlab grade new-course DIR --seed TEXT`."""
+
+
+def is_full(text: str) -> bool:
+    """Whether the text of an error says that a disk, or somebody's share of it, is full."""
+    return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 class CourseError(RuntimeError):

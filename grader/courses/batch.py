@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.course import CourseError, course_lock, course_secret, student_secret
+from grader.course import FULL, CourseError, course_lock, course_secret, is_full, student_secret
 from grader.courses.recorded import damage
 from grader.examination.worker import (
     Job,
@@ -214,6 +214,8 @@ def _keep(root: Path, setup: Setup, student: str, outcome: str | Exception, reco
     """Write the result, then record it."""
     from grader.courses.nbgrader_hooks import read_intake, save_result
 
+    if isinstance(outcome, OSError) and is_full(str(outcome)):
+        raise outcome
     if isinstance(outcome, Exception):
         result = unexamined(setup.lab(), "machinery", f"the grader failed: {type(outcome).__name__}: {outcome}")
         result.student, result.lab_version = student, setup.lab_version
@@ -221,6 +223,8 @@ def _keep(root: Path, setup: Setup, student: str, outcome: str | Exception, reco
             result.received = read_intake(root, setup.slug, student).get("received", "")
     else:
         result = result_from_json(outcome)
+    if result.status == "machinery" and is_full(result.reason):  # nobody's zero: the run stops, and is done again
+        raise CourseError(f"{FULL} ({result.reason[:300]})")
     save_result(root, result)
     return _record(root, setup, student, recorder)
 

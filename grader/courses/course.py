@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.course import CONFIG_NAME, CourseError
-from grader.labs.release import release_config
+from grader.labs.release import kept_log, release_config
 from grader.saying import install
 
 _in_config_file: ContextVar[bool] = ContextVar("in_config_file", default=False)
@@ -36,6 +36,7 @@ def nbgrader_config(root: Path) -> Any:
     from traitlets.config import PyFileConfigLoader
 
     nbgrader.api.get_alembic_version = _gradebook_version
+    nbgrader.api.app_log = kept_log("inferlab.gradebook")[0]  # a page of SQL before an exception that says the same
     c = _our_config(root)
     if (root / CONFIG_NAME).exists() and not _in_config_file.get():
         token = _in_config_file.set(True)  # the file itself calls this for our part

@@ -22,7 +22,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from grader.course import CourseError
+from grader.course import FULL, CourseError, is_full
 from grader.courses.course import nbgrader_config
 from grader.courses.disarm import harmless_name
 from grader.courses.nbgrader_hooks import load_result, result_path
@@ -120,7 +120,10 @@ class Recorder:
         except NbGraderException as error:
             if self._book.problem is not None:
                 raise _cannot_write(self._book.problem) from error
-            raise RecordingFailed(self._messages.cause() or str(error)) from error
+            cause = self._messages.cause() or str(error)
+            if is_full(cause):
+                raise CourseError(f"{FULL} ({cause[:300]})") from error
+            raise RecordingFailed(cause) from error
         finally:
             self._book.drop()
         self._journal.add(student)
