@@ -198,7 +198,8 @@ def _flash_attention(
             tile_largest = tl.max(power, 1)
             needed = True
             if SKIP:
-                needed = tl.max(tl.where(in_row, tile_largest - largest, float("-inf"))) >= skip_below
+                seen = tl.max(tl.where(power == power, power, float("inf")), 1)  # max drops NaN, which must stay
+                needed = tl.max(tl.where(in_row, seen - largest, float("-inf"))) >= skip_below
             if needed:
                 new_largest = tl.maximum(largest, tile_largest)
                 base = tl.where(new_largest == float("-inf"), 0.0, new_largest) if phase != 1 else new_largest
@@ -249,7 +250,8 @@ def flash_attention(
 ) -> Tensor:
     """Twin of `reference.flash_attention`, which documents shapes and meanings.
 
-    skip_threshold: 0 is exact. Raises TypeError or ValueError for what the kernel cannot compute.
+    skip_threshold: 0 is exact. A tile with a score that is NaN is not left out; of one that is, no value is read, so
+    NaN among its values has no effect. Raises TypeError or ValueError for what the kernel cannot compute.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = keys.shape

@@ -1,26 +1,35 @@
-"""A row with NaN or infinity stays one in every kernel of rows and products, as in its twin; the others stay equal."""
+"""A row with NaN or infinity stays one in every kernel, as in its twin or by definition; the others stay equal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from reference_impl.kernels import reference
+from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.fused_linear import fused_linear
+from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
 from reference_impl.kernels.gates import gelu_tanh_and_mul, silu_and_mul
 from reference_impl.kernels.gates_fp8 import silu_and_mul_fp8
 from reference_impl.kernels.gemm import gemm
+from reference_impl.kernels.gemm_fp4 import gemm_fp4
 from reference_impl.kernels.gemm_fp8 import gemm_fp8
+from reference_impl.kernels.gemm_fp8_blocks import gemm_fp8_blocks
+from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 from reference_impl.kernels.gemm_w8a8 import gemm_w8a8
 from reference_impl.kernels.gemm_w8a16 import gemm_w8a16
+from reference_impl.kernels.grouped_gemm import grouped_gemm
+from reference_impl.kernels.lora import lora_expand, lora_shrink
+from reference_impl.kernels.paged_decode import paged_decode
 from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_fp8, quantize_rows_int8
 from reference_impl.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, rms_norm
 from reference_impl.kernels.rotate_and_write import rotate_and_write
-from tests.kernels.paged import DEVICE
+from tests.kernels.paged import DEVICE, Case, make
 
 BAD = pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 ROW, COLUMN = 1, 5  # of the number that is none
@@ -83,6 +92,29 @@ def by_codes(
     return lambda x: product(*quantize(x), weight.to(DEVICE), weight_scale, torch.float16)
 
 
+def by_groups(product: Callable[..., Tensor], quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Layer:
+    weight = WEIGHT.to(DEVICE, torch.float8_e4m3fn)
+    return lambda x: product(*quantize(x), weight, torch.full((1, 1), 0.03, device=DEVICE), torch.float16)
+
+
+CODES = torch.randint(16, WEIGHT.shape, generator=torch.Generator().manual_seed(2))
+SCALES = torch.full((2, 48), 0.03, dtype=torch.float16, device=DEVICE)  # of groups of 32
+E4M3, E8M0 = (torch.full((48, n), byte, dtype=torch.uint8, device=DEVICE) for n, byte in ((4, 0x38), (2, 127)))  # 1
+EXPERTS = torch.stack([WEIGHT, -WEIGHT]).half().to(DEVICE)
+EACH = torch.tensor([0, 1, 3], dtype=torch.int32, device=DEVICE)  # expert 0 has row 0, expert 1 the others
+ADAPTER = torch.tensor([1, 0, 0], dtype=torch.int32, device=DEVICE)
+DOWN = torch.stack([WEIGHT[:8], -WEIGHT[:8]]).half().to(DEVICE)
+UP = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(3)).half().to(DEVICE)
+
+
+def expanded(expand: Callable[..., Tensor]) -> Layer:
+    return lambda x: expand(x, UP, ADAPTER, torch.ones(3, 24, dtype=torch.float16, device=DEVICE))
+
+
+def four_bits(group_size: int) -> Tensor:
+    return reference.pack_int4(CODES, group_size).to(DEVICE)
+
+
 def added(norm: Callable[..., tuple[Tensor, Tensor]]) -> Layer:
     return lambda x: norm(x, x, NORM, 1e-6)[0]
 
@@ -105,6 +137,25 @@ PRODUCTS: dict[str, list[Layer]] = {
         by_codes(gemm_fp8, quantize_rows_fp8, WEIGHT.to(torch.float8_e4m3fn)),
         by_codes(reference.gemm_fp8, reference.quantize_rows_fp8, WEIGHT.to(torch.float8_e4m3fn)),
     ],
+    "fp8 blocks": [
+        by_groups(gemm_fp8_blocks, quantize_groups_fp8),
+        by_groups(reference.gemm_fp8_blocks, reference.quantize_groups_fp8),
+    ],
+    "w4a16": [
+        partial(f, packed=four_bits(32), scales=SCALES, group_size=32) for f in (gemm_w4a16, reference.gemm_w4a16)
+    ],
+    "fused w4a16": [
+        partial(f, packed=four_bits(32), scales=SCALES, norm=NORM, eps=1e-6, gate="silu")
+        for f in (fused_linear_w4a16, reference.fused_linear_w4a16)
+    ],
+    "nvfp4": [
+        partial(f, packed=four_bits(64), scales=E4M3, tensor_scale=torch.full((48,), 0.03, device=DEVICE))
+        for f in (gemm_fp4, reference.gemm_fp4)
+    ],
+    "mxfp4": [partial(f, packed=four_bits(64), scales=E8M0) for f in (gemm_fp4, reference.gemm_fp4)],
+    "experts": [partial(f, weights=EXPERTS, expert_offsets=EACH) for f in (grouped_gemm, reference.grouped_gemm)],
+    "lora shrink": [partial(f, a=DOWN, adapter_index=ADAPTER, scale=0.5) for f in (lora_shrink, reference.lora_shrink)],
+    "lora expand": [expanded(lora_expand), expanded(reference.lora_expand)],
     "norm": [partial(f, weight=NORM, eps=1e-6) for f in (rms_norm, reference.rms_norm)],
     "add and norm": [added(add_rms_norm), added(reference.add_rms_norm)],
     "silu": [silu_and_mul, reference.silu_and_mul],
@@ -155,3 +206,113 @@ def test_a_head_with_a_number_that_is_none_has_the_scale_nan_in_a_cache(
     broken[0, ROW, 1] = True
     assert torch.equal(found.isnan(), broken)
     assert torch.equal(found[~broken], expected[~broken])
+
+
+ROWS = [(5, 70), (1, 3)]  # queries and context; head 1 of the first row, or a key of it, has the bad number
+PLACE = 67  # of the bad key: two queries come before it, three see it
+QUIET = pytest.mark.filterwarnings(  # numpy, in the interpreter
+    "ignore:((invalid value|overflow|divide by zero) encountered|All-NaN):RuntimeWarning"
+)
+
+
+def asked_of(attention: Callable[..., Tensor], **options: Any) -> tuple[Case, tuple[Any, ...], int]:
+    """A case, its arguments, and how many queries its first row has: for paged decode one."""
+    decodes = attention is paged_decode
+    rows = [(1 if decodes else queries, context) for queries, context in ROWS]
+    case = make(rows, 4, 2, 16, torch.float16, **options)
+    return case, case.decode if decodes else case.ragged, rows[0][0]
+
+
+def twin_of(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """In float32: in 16 bits torch's attention on a CPU has zeros where a score is infinite."""
+    twin = reference.paged_decode if attention is paged_decode else reference.flash_attention
+
+    def wide(*arguments: Any, **options: Any) -> Tensor:
+        return twin(
+            *(t.float() if isinstance(t, Tensor) and t.dtype is torch.float16 else t for t in arguments), **options
+        )
+
+    return wide
+
+
+def attended(case: Case, query: int, window: int | None = None, softcap: float | None = None, **_: Any) -> Tensor:
+    """[heads, head_dim] by the definition, in float64: of what this query of the first row sees of a 16-bit cache."""
+    position = int(case.seq_lens[0] - case.query_start_loc[1]) + query
+    seen = range(0 if window is None else max(0, position - window + 1), position + 1)
+    slots = [(int(case.block_table[0, i // 16]), i % 16) for i in seen]
+    found = torch.zeros(case.q.shape[1:], dtype=torch.float64)
+    for head, q in enumerate(case.q[query].double()):
+        kv_head = head * case.keys.shape[2] // len(found)
+        key, value = (torch.stack([t[slot][kv_head] for slot in slots]).double() for t in (case.keys, case.values))
+        score = key @ q * case.scale
+        score = softcap * (score / softcap).tanh() if softcap else score
+        found[head] = (score.softmax(0) @ value).cpu()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "attention"),
+    [
+        ({}, torch.nan, flash_attention),
+        ({}, torch.nan, paged_decode),
+        ({}, torch.inf, flash_attention),
+        ({}, torch.inf, paged_decode),
+        ({}, -torch.inf, paged_decode),
+        ({"window": 20, "softcap": 5.0}, torch.nan, flash_attention),
+        ({"window": 20, "softcap": 5.0}, torch.nan, paged_decode),
+        ({"skip_threshold": 0.9}, torch.nan, flash_attention),
+    ],
+)
+@QUIET
+def test_attention_to_a_number_that_is_none_is_what_it_is_by_definition(
+    options: dict[str, Any], bad: float, attention: Callable[..., Tensor]
+) -> None:
+    """In a query, key or value. Other rows keep their bits. Queries of the row that do not see the bad number may be
+    either where their tile has it: 0 x NaN is NaN. Of a tile that is left out no value is read."""
+    for where in ("q", "keys", "values")[: 2 if "skip_threshold" in options else 3]:
+        case, arguments, queries = asked_of(attention)
+        kept = attention(*arguments, **options)
+        seeing = [query for query in range(queries) if 70 - queries + query >= PLACE]
+        if where == "q":
+            case.q[seeing, 1, COLUMN] = bad
+        else:
+            getattr(case, where)[int(case.block_table[0, PLACE // 16]), PLACE % 16, 0, COLUMN] = bad
+        expected = torch.stack([attended(case, query, **options) for query in seeing])
+        assert bad in (torch.inf, -torch.inf) or not expected.isfinite().all()
+        for function in (attention, twin_of(attention)):
+            found = function(*arguments, **options).cpu()
+            for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+                assert torch.equal(kind(found[seeing]), kind(expected)), where
+        assert torch.equal(attention(*arguments, **options)[queries:], kept[queries:])
+
+
+@QUIET
+def test_no_tile_with_a_key_that_is_none_is_left_out() -> None:
+    """The largest score of its tile without it is far below the row's largest."""
+    case = make([(1, 300)], 1, 1, 16, torch.float16)
+    case.q.fill_(1.0)
+    case.keys[:] = torch.where(case.keys.isnan(), case.keys, -4)
+    case.keys[case.block_table[0, 0].long()] = 4
+    assert flash_attention(*case.ragged, skip_threshold=0.01).isfinite().all()
+    case.keys[int(case.block_table[0, 10]), 5, 0, COLUMN] = torch.nan
+    assert flash_attention(*case.ragged, skip_threshold=0.01).isnan().all()
+
+
+@pytest.mark.parametrize("attention", [flash_attention, paged_decode])
+@pytest.mark.parametrize("cache", [torch.int8, torch.uint8])
+@QUIET
+def test_what_sees_a_scale_that_is_nan_is_nan(cache: torch.dtype, attention: Callable[..., Tensor]) -> None:
+    """Caches have such scales for numbers that are none. Heads that read the other KV head keep their bits."""
+    for name in ("key_scale", "value_scale"):
+        case, arguments, queries = asked_of(attention, cache=cache)
+        kept = attention(*arguments, **case.options)
+        seeing = [query for query in range(queries) if 70 - queries + query >= PLACE]
+        case.options[name][int(case.block_table[0, PLACE // 16]), PLACE % 16, 0] = torch.nan
+        for function in (attention, twin_of(attention)):
+            found = function(*arguments, **case.options)
+            assert found[seeing, :2].isnan().all(), name
+            assert found[:, 2:].isfinite().all()
+            assert found[queries:].isfinite().all()
+        found = attention(*arguments, **case.options)
+        assert torch.equal(found[:, 2:], kept[:, 2:])
+        assert torch.equal(found[queries:], kept[queries:])
