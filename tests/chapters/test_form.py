@@ -5,6 +5,7 @@ is no longer needed: `python -m tests.chapters.test_form` takes these out and ad
 """
 
 import ast
+import functools
 import re
 import tokenize
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from grader.cell_form import FOLDED, LONGEST, num_lines, without_tool_comments
-from grader.chapter_source import chapter_notebook, chapter_sources
+from grader.chapter_source import chapter_sources
 from grader.labs.lab import load_lab
 from tests.chapters.prose import read_notebook
 
@@ -40,9 +41,14 @@ def folded(cell: dict[str, Any]) -> bool:
     return bool(cell["metadata"].get("jupyter", {}).get("source_hidden"))
 
 
+@functools.cache
 def code_cells(source: Path) -> list[dict[str, Any]]:
-    cells = chapter_notebook(source, "inferlab")["cells"]
+    """Of the notebook, which equals its source (test_notebooks.py) and is read sooner."""
+    cells = read_notebook(source.with_suffix(".ipynb"))["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+parsed = functools.cache(ast.parse)
 
 
 def named(source: Path, cell: dict[str, Any]) -> str:
@@ -64,7 +70,7 @@ def calls(source: Path, function: str) -> dict[str, int]:
     seen = 0
     for cell in code_cells(source):
         seen += not folded(cell)
-        for node in ast.walk(ast.parse(cell["source"])):
+        for node in ast.walk(parsed(cell["source"])):
             if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("widgets.") == function:
                 assert node.args, f"{named(source, cell)}: {function}() without an id"
                 assert isinstance(node.args[0], ast.Constant), f"{named(source, cell)}: the id is no literal"
@@ -85,7 +91,7 @@ def aligned_prints(source: Path) -> dict[str, int]:
     for cell in code_cells(source):
         prints = [
             node
-            for node in ast.walk(ast.parse(cell["source"]))
+            for node in ast.walk(parsed(cell["source"]))
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "print" and len(list(_widths(node))) > 1
         ]
         if prints:
@@ -225,7 +231,7 @@ def test_what_a_cell_shows_is_shown(source: Path) -> None:
     stands elsewhere has to be handed to display()."""
     lost = []
     for cell in code_cells(source):
-        tree = ast.parse(cell["source"])
+        tree = parsed(cell["source"])
         for node in ast.walk(tree):
             called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)
             if called in SHOWN_AS_LAST and node is not tree.body[-1]:

@@ -45,12 +45,14 @@ def test_a_tile_in_which_a_query_sees_nothing_says_so(steps) -> None:  # type: i
     assert "m -inf -> " in first
 
 
+@pytest.mark.usefixtures("painted")
 def test_a_query_that_has_seen_nothing_has_a_picture_too() -> None:
     blind = record([[-np.inf, 1.0], [0.5, 1.0]], np.ones((2, 2)), 1)
     assert "nothing seen yet" in draw(blind, 0, 0).alt
     assert "the first keys it sees" in draw(blind, 1, 0).alt
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_of_the_stepper_works_at_both_ends(steps) -> None:  # type: ignore[no-untyped-def]
     view = tile_stepper(steps, step=2, query=5)
     assert view.values == {"step": 2, "query": 5}

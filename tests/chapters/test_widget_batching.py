@@ -63,6 +63,7 @@ def test_a_preempted_request_leaves_its_seat_and_comes_back_to_a_free_one() -> N
     assert stays(trace) == [Stay("a", 0, 0, 3, 3), Stay("b", 1, 0, 1, 1), Stay("b", 0, 3, 4, 4)]
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends_and_the_words_count() -> None:
     loads = {"mixed": OUTPUTS, "equal": {"a": 3, "b": 3, "c": 3, "d": 3}, "one": {"a": 1}}
     view = batching({n: {k: trace_of(o, 2, k == "static") for k in ("static", "continuous")} for n, o in loads.items()})
@@ -76,6 +77,7 @@ def test_every_control_works_at_both_ends_and_the_words_count() -> None:
             assert "nan" not in view.shown.alt
 
 
+@pytest.mark.usefixtures("painted")
 def test_an_empty_trace_is_drawn_and_no_trace_is_refused() -> None:
     assert "0 steps" in batching({"none": {"static": Trace()}}).shown.alt
     with pytest.raises(ValueError, match="at least one load"):

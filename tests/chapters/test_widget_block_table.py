@@ -96,6 +96,7 @@ def test_a_block_out_of_the_window_is_said_to_be_gone() -> None:
     assert "fallen out of the window" in draw([frame], 0, "a", 2).alt
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends_and_all_together(run) -> None:  # type: ignore[no-untyped-def]
     view = block_table(run[0], "p/1", start=2, position=9)
     assert view.values == {"step": 2, "request": "p/1", "position": 9}

@@ -21,6 +21,7 @@ from chapters.widgets.chunk_size import (
 from chapters.widgets.figure import BLUE, SKY, figure
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_corner_of_the_controls_gives_a_picture() -> None:
     view = chunk_size()
     ends = {"machine": list(MACHINES), "prompt": PROMPTS, "decodes": DECODES, "budget": BUDGETS}

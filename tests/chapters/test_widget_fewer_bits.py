@@ -19,6 +19,7 @@ def values_of(control: Any) -> list[Any]:
     return [control._options_full[0][1], control._options_full[-1][1]]
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends() -> None:
     shown = fewer_bits()
     for control in shown.controls.values():
@@ -30,6 +31,7 @@ def test_every_control_works_at_both_ends() -> None:
         control.value = before
 
 
+@pytest.mark.usefixtures("painted")
 def test_the_longest_text_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with nothing_cut_off(monkeypatch):
         shown = fewer_bits(batch=1024, context=131072)

@@ -29,6 +29,7 @@ def ends(control: Any) -> tuple[Any, Any]:
     return control.min, control.max
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends() -> None:
     view = latency_budget()
     for control in view.controls.values():

@@ -12,6 +12,7 @@ from reference_impl.theory.occupancy import SMS
 FLASH = "flash_attention, head_dim 128: flash_attention"
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_line_of_the_table_can_be_chosen_and_fits_where_it_was_compiled_for() -> None:
     seen = 0
     for kernel in kernels():
@@ -57,6 +58,7 @@ def test_a_line_that_is_not_in_the_table_has_a_sentence_instead() -> None:
     )
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_redraws() -> None:
     view = occupancy()
     for name, values in {"gpu": list(SMS), "kernel": kernels()[:3], "fewer_registers": [0, 160]}.items():

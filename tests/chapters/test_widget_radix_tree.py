@@ -124,6 +124,7 @@ def shots() -> list[Snapshot]:
 
 
 @pytest.mark.parametrize("make", [shots, list], ids=["a run", "nothing"])
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends(make: Callable[[], list[Snapshot]]) -> None:
     view = radix_tree(make())
     for step in (view.controls["step"].min, view.controls["step"].max):

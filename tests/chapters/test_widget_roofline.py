@@ -36,6 +36,7 @@ def test_every_combination_of_ends_has_a_finite_picture() -> None:
             assert all(it.sweep.intensity[1:] >= it.sweep.intensity[:-1])
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_redraws_at_both_ends_and_all_together() -> None:
     view = roofline()
     for control in view.controls.values():

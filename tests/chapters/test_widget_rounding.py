@@ -20,6 +20,7 @@ def values_of(control: Any) -> list[Any]:
     return list(control.options) if hasattr(control, "options") else [control.min, control.max]
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_every_value() -> None:
     shown = view()
     for control in shown.controls.values():

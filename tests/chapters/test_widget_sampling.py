@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 from chapters.widgets import sampling
 
@@ -26,6 +27,7 @@ def ends(control: Any) -> tuple[Any, Any]:
     return control.min, control.max
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_slider_works_at_both_ends() -> None:
     view = sampling(distribution, NAMES)
     for control in view.controls.values():

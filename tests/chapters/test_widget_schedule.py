@@ -47,6 +47,7 @@ def test_every_step_is_drawn_and_put_into_words() -> None:
     assert "14 tokens computed, 1 preemptions" in view.shown.alt
 
 
+@pytest.mark.usefixtures("painted")
 def test_an_empty_trace_is_drawn_and_limits_below_1_are_refused() -> None:
     assert "no step" in schedule(Trace(), 8, 2).shown.alt
     with pytest.raises(ValueError, match="at least 1"):

@@ -39,6 +39,7 @@ def test_a_request_that_a_step_passed_over_is_idle_until_its_next_step(by: str) 
 
 
 @pytest.mark.parametrize("by", ["step", "seconds"])
+@pytest.mark.usefixtures("painted")
 def test_every_segment_is_drawn_once_in_the_row_of_its_request(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 

@@ -26,6 +26,7 @@ def ends(control: Any) -> Sequence[Any]:
     return values[0], values[-1]
 
 
+@pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends() -> None:
     view = under_load(recorded(), short_run, alone())
     for control in view.controls.values():
