@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import fcntl
 import json
+import os
 import signal
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, en
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.tensors import fitted_of
 from tests.quantization.conftest import MakeFolder, as_stored
+from tests.warm import Warm
 
 TOKENS = torch.arange(120).view(4, 30) * 7 % 61
 CALIBRATED = ("gptq", "awq", "smoothquant", "rotate-gptq")
@@ -272,12 +272,11 @@ def test_calibration_brings_the_model_nearer_than_rounding_to_nearest(
     ],
 )  # fmt: skip
 def test_a_killed_run_goes_on_and_writes_the_same_bytes(
-    method: str, saves: int, make_folder: MakeFolder, tmp_path: Path
+    method: str, saves: int, make_folder: MakeFolder, tmp_path: Path, warm: Warm
 ) -> None:
     source, out = make_folder(hidden_size=128, intermediate_size=256), tmp_path / "out"
-    program = [sys.executable, "-P", str(Path(__file__).with_name("killed.py")), str(source), str(out), method]
-    done = subprocess.run([*program, str(saves)], timeout=300)
-    assert done.returncode == -signal.SIGKILL
+    done = warm.run(("-m", "tests.quantization.killed", str(source), str(out), method, str(saves)), os.environ)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists()
     assert list((tmp_path / "out.quantizing").glob("*.tmp"))
     seen: list[int] = []
@@ -391,8 +390,14 @@ class Counted(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize("size", [64, 128, pytest.param(256, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["rtn", "awq", "gptq"])
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        pytest.param(method, size, marks=[] if size == 64 or (method, size) == ("rtn", 128) else pytest.mark.slow)
+        for method in ("rtn", "awq", "gptq")
+        for size in (64, 128, 256)
+    ],
+)
 def test_memory_stays_within_what_is_stated(method: str, size: int, make_folder: MakeFolder, tmp_path: Path) -> None:
     """In the shape of a 1B model, hidden : intermediate : vocabulary = 1 : 4 : 64, at two sizes, so that it is the
     formula that holds and not a margin. The bytes are counted again here, from the checkpoint."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from reference_impl.models.quantization.recipes import METHODS, Recipe
 from reference_impl.models.quantization.scan import scan, scan_folder
 from tests.quantization.conftest import PLAIN, MakeFolder, as_stored
 from tests.quantization.test_quantize_folder import TOKENS, logits, num_bytes, tensors
+from tests.warm import Warm
 
 
 def test_the_harm_is_that_of_the_model_with_one_layer_rounded(make_folder: MakeFolder, tmp_path: Path) -> None:
@@ -61,14 +61,13 @@ def test_the_harm_is_that_of_the_model_with_one_layer_rounded(make_folder: MakeF
 
 
 def test_a_killed_scan_goes_on_behind_the_last_layer_that_it_had_written_down(
-    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm
 ) -> None:
     """Killed while it writes the fifth of eight: four are taken as they are, four are scanned, and all are those of a
     scan that nobody killed."""
     source, out = make_folder(hidden_size=128, intermediate_size=256), tmp_path / "out"
-    program = [sys.executable, "-P", str(Path(__file__).with_name("killed.py")), str(source), str(out), "scan", "5"]
-    done = subprocess.run(program, timeout=300)
-    assert done.returncode == -signal.SIGKILL
+    done = warm.run(("-m", "tests.quantization.killed", str(source), str(out), "scan", "5"), os.environ)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert list((tmp_path / "out.quantizing").glob("scan.json.tmp"))
     recipe, names, load = (
         METHODS["rtn"],
