@@ -111,9 +111,24 @@ def test_options_cover_and_replacements_are_exact(source: Path) -> None:
         assert all(changed[grade_id] == texts[grade_id] for grade_id in untouched)
 
 
+QUICKLY = """
+import os, sys
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+from grader.examination.attempt import kernel_names
+from grader.labs.convention import private_lab
+from grader.proofs import convention_proof
+from pathlib import Path
+if kernel_names(private_lab(Path(sys.argv[1]), ())):
+    from tests.labs.shadows import quicken
+    quicken()
+sys.exit(convention_proof.main())
+"""
+
+
 def _prove(warm: Warm, *arguments: str) -> None:
-    # A process of its own: the proof forks, which a test worker with threads must not.
-    done = warm.run(("-m", "grader.proofs.convention_proof", *arguments), os.environ)
+    # A process of its own: the proof forks, which a test worker with threads must not. What runs directly has the quick
+    # interpreter; a learner's process stays as it is.
+    done = warm.run(("-c", QUICKLY, *arguments), os.environ)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 

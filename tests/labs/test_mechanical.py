@@ -15,7 +15,7 @@ from tests.labs.turns import SOURCES, due, this_commit
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
-SAMPLE = 20
+SAMPLE = 10
 
 
 def folder(source: Path) -> Path:
