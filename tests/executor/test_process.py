@@ -6,9 +6,9 @@ import dataclasses
 import importlib
 import os
 import pickle
+import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.process import worker as process
 from reference_impl.features.process.worker import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
+from tests.warm import Warm
 
 FOLDER = course_model("draft")
 CONFIG = EngineConfig(
@@ -65,6 +66,15 @@ def step_on(engine: Engine) -> None:
 def expected() -> list[Request]:
     model = load_model(FOLDER, torch.float64)
     return serve(Engine(model, dataclasses.replace(CONFIG, overlap="off", num_blocks=60)))
+
+
+def kill(worker: WorkerProcess) -> None:
+    """And waits until it is gone: a fork outlives what stands for it by a moment."""
+    os.kill(worker.pid, signal.SIGKILL)
+    worker._process.wait()
+    closed = select.poll()
+    closed.register(worker._connection.fileno(), select.POLLHUP)  # POLLHUP: the other end is closed, read or not
+    assert closed.poll(600_000)
 
 
 @pytest.fixture
@@ -112,7 +122,7 @@ def test_a_killed_worker_is_named_and_its_requests_go_on_with_a_new_one(expected
     while len(request.output_tokens) < 7:
         engine.step()
     last = engine.trace.steps()[-1].step_id
-    os.kill(engine.executor.pid, signal.SIGKILL)
+    kill(engine.executor)
     with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by signal 9 \(SIGKILL\) before step"):
         step_on(engine)  # a step may have been done when the signal came
     so_far = list(request.tokens)
@@ -158,9 +168,11 @@ sys.stdin.read()
 """
 
 
-def test_a_stopped_worker_ends_with_its_planner_that_was_killed() -> None:
-    command = [sys.executable, "-P", "-c", PLANNER, str(FOLDER)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as planner:
+def test_a_stopped_worker_ends_with_its_planner_that_was_killed(warm: Warm) -> None:
+    """The worker is no fork, as above."""
+    with subprocess.Popen(
+        warm.command(("-c", PLANNER, str(FOLDER))), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as planner:
         worker = int(planner.stdout.readline())
         planner.kill()
     end = time.monotonic() + 600
@@ -181,8 +193,7 @@ def is_there(pid: int) -> bool:
 def test_the_error_of_a_killed_worker_has_step_and_rank() -> None:
     worker = WorkerProcess(partial(load_worker, FOLDER, "float32", "cpu", CONFIG), rank=3)
     try:
-        os.kill(worker.pid, signal.SIGKILL)
-        worker._process.wait()
+        kill(worker)
         with pytest.raises(WorkerError) as caught:
             worker.collect(worker.submit(Step(41)))
         assert (caught.value.step_id, caught.value.rank) == (41, 3)
@@ -220,14 +231,14 @@ def test_long_steps_and_long_replies_do_not_wait_for_each_other() -> None:
             return step
 
         def collect(self, step: Step) -> Reply:
-            return Reply(step.step_id, ((7,) * 2_000_000,), {}, 0.0, 0.0)
+            return Reply(step.step_id, ((7,) * 400_000,), {}, 0.0, 0.0)
 
     mine, theirs = Pipe()
     threading.Thread(target=process.serve, args=(theirs, Long()), daemon=True).start()
 
     def send() -> None:
         for number in (1, 2, 3):
-            rows = tuple(StepRow(slot, 0, 1, True) for slot in range(100_000))
+            rows = tuple(StepRow(slot, 0, 1, True) for slot in range(20_000))
             mine.send_bytes(pickle.dumps(Step(number, rows=rows)))
 
     sender = threading.Thread(target=send, daemon=True)
