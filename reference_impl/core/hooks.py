@@ -1,0 +1,22 @@
+"""What plugs into a part of the core: objects that have some of the methods that the part calls, its hooks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+class Hooks(dict[str, list[Callable[..., Any]]]):
+    """By name, those of all features that were added, in their order. kind: a class whose methods are the hooks, and do
+    nothing. A hook that no feature has is not called."""
+
+    def __init__(self, kind: type):
+        super().__init__({name: [] for name, hook in vars(kind).items() if inspect.isfunction(hook)})
+        self.features: list[Any] = []
+
+    def add(self, feature: Any) -> None:
+        self.features.append(feature)
+        for name, hooks in self.items():
+            if name in vars(type(feature)):
+                hooks.append(getattr(feature, name))
