@@ -12,7 +12,8 @@
 # - Parts 1 to 5 need notebook 01c, parts 6 to 11 notebook 01d.
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like; `inferlab lab check 01`
 #   runs all of them on the saved notebook.
-# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - Grading draws other inputs of the same kinds, and hidden checks test the same properties once more. A check that
+#   passes here for the right reason passes there.
 # - Tensors are on the CPU. The arguments of your functions belong to the caller: do not modify them.
 # - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded,
 #   neither engine nor grader.
@@ -323,7 +324,6 @@ expected = {  # ids of no text and of a space; the first is scheduled again befo
 }
 check_timelines_of(odd, expected)
 check_timelines_of([], {})
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_timelines")
 for _ in range(4):
     events = random_events(random_int(6, 12, draw_numbers), draw_numbers)
@@ -334,7 +334,6 @@ for _ in range(4):
         timeline["scheduled"] = next((time for time, kind in own if kind == "scheduled"), None)
         timeline["tokens"] = [time for time, kind in own if kind == "token"]
     check_timelines_of(events, expected)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_request"}
 # ## 2. The latency of one request
@@ -406,14 +405,12 @@ check_first_token(100.0, None, [], queue=None, ttft=None)  # aborted in the queu
 check_first_token(-1.0, 0.0, [0.5, 0.75], queue=1.0, ttft=1.5)  # a clock may pass 0
 check_first_token(-2.0, -1.5, [0.0, 0.5], queue=0.5, ttft=2.0)
 check_first_token(0.0, 0.0, [0.0, 0.5], queue=0.0, ttft=0.0)
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_ttft")
 for num_tokens in (0, 2, 2, 5):
     arrived, queue = random_seconds(2000, draw_numbers) - 1000, 0.1 + random_seconds(5, draw_numbers)
     ttft = queue + 0.1 + random_seconds(1, draw_numbers)
     tokens = [arrived + ttft + 0.1 * k for k in range(num_tokens)]
     check_first_token(arrived, arrived + queue, tokens, queue, ttft if tokens else None)
-### END HIDDEN TESTS
 
 
 # %% nbgrader={"grade_id": "check_gaps", "grade": true, "points": 2}
@@ -442,14 +439,12 @@ check_stream(-2.0, [-1.0, 0.0], itl=[1.0], tpot=1.0, latency=2.0)
 check_stream(0.0, [0.0, 0.0], itl=[0.0], tpot=0.0, latency=0.0)  # 0.0 is a value, None is none
 check_stream(50.0, [51.0], itl=[], tpot=None, latency=1.0)  # a lone token
 check_stream(50.0, [51.0, 51.5, 51.5], itl=[0.5, 0.0], tpot=0.25, latency=1.5)  # two tokens at the same time
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_gaps")
 for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
     arrived, ttft = random_seconds(2000, draw_numbers) - 1000, 1 + random_seconds(1, draw_numbers)
     itl = [0.01 + random_seconds(0.5, draw_numbers) for _ in range(num_tokens - 1)]
     tokens = [arrived + ttft + sum(itl[:k]) for k in range(num_tokens)]
     check_stream(arrived, tokens, itl, sum(itl) / len(itl) if itl else None, ttft + sum(itl))
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_load"}
 # ## 3. The metrics of a load
@@ -531,13 +526,11 @@ check_rate([measured(100.0, None, [])], num_tokens=0, duration=0.0)
 check_rate([], num_tokens=0, duration=0.0)
 check_rate([measured(100.0, 0.0, [])], num_tokens=1, duration=0.0)  # a token in no time
 check_rate([measured(-8.0, 2.0, [1.0]), measured(-6.0, 2.5, [])], num_tokens=3, duration=4.5)  # before the clock's 0
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_throughput")
 for _ in range(4):
     load = random_requests(random_int(2, 20, draw_numbers), draw_numbers)
     end = max(r["arrived"] + r["latency"] for r in load if r["latency"] is not None)
     check_rate(load, sum(r["num_tokens"] for r in load), end - load[0]["arrived"])
-### END HIDDEN TESTS
 
 
 # %% nbgrader={"grade_id": "check_means", "grade": true, "points": 2}
@@ -573,7 +566,6 @@ check_load_means([], {"mean_ttft": None, "mean_tpot": None, "mean_itl": None, "p
 check_load_means(load[1:2], {"mean_ttft": 3.0, "mean_tpot": 1.0, "mean_itl": 1.0, "p99_itl": 1.0})  # a single gap
 zeros = [measured(100.0, 0.0, [0.0, 0.0]), measured(100.0, 1.0, [0.75, 0.75])]  # at once; 0.0 is a value like others
 check_load_means(zeros, {"mean_ttft": 0.5, "mean_tpot": 0.375, "mean_itl": 0.375, "p99_itl": 0.75})
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_means")
 for least in (3, 5, 12, 60):
     load = random_requests(random_int(least, 2 * least, draw_numbers), draw_numbers)
@@ -588,7 +580,6 @@ for least in (3, 5, 12, 60):
         "p99_itl": low + place % 1 * (high - low),
     }
     check_load_means(load, expected)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_two_means"}
 # Here is the question from the top, in ms, and a second load for which the order is reversed. In the first, the
@@ -756,11 +747,9 @@ seen = check_composed(events)
 for name, request in seen["requests"].items():
     print(f"{name}: {request}")
 print("load:", seen["load"])
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_metrics")
 for _ in range(3):
     check_composed(random_events(random_int(6, 12, draw_numbers), draw_numbers))
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_softmax"}
 # ## 6. From logits to probabilities
@@ -837,7 +826,6 @@ check_softmax_of(torch.tensor([[9998.0, 1e4, never], [3.0, 1.0, 2.0]]), 1e-5, to
 close = torch.tensor([[0.0, 1e-5, -2e-5]])  # at the temperature 0.00001 no longer close
 check_softmax_of(close, 1e-5, (close.double() / 1e-5).softmax(-1).float())
 check_softmax_of(torch.tensor([[-7.0]]), 0.5, torch.tensor([[1.0]]))  # one row, one id
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_softmax")
 for _ in range(4):
     rows, vocab = random_int(2, 5, draw_numbers), random_int(3, 40, draw_numbers)
@@ -849,9 +837,11 @@ for _ in range(4):
     whole = torch.randperm(vocab, generator=draw_numbers).float() + 1e4 - 50
     check_softmax_of(whole[None], 2.0, (whole[None].double() / 2).softmax(-1).float())
     check_softmax_of(whole[None], 1e-5, (whole == whole.max())[None].float())
+for temperature in (3.0, 20.0, 500.0):
+    logits = 2 * temperature * torch.randn(2, 12, generator=draw_numbers)
+    check_softmax_of(logits, temperature, (logits.double() / temperature).softmax(-1).float())
 large = 2 * torch.randn(2, 32_000 + random_int(0, 768, draw_numbers), generator=draw_numbers)
 check_softmax_of(large, 0.8, (large.double() / 0.8).softmax(-1).float())
-### END HIDDEN TESTS
 
 
 # %% nbgrader={"grade_id": "check_greedy", "grade": true, "points": 1}
@@ -874,7 +864,6 @@ def check_greedy_of(logits, expected):
 check_greedy_of(torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 5.0], [-1e4, -math.inf, -2e4]]), [1, 0, 0])
 check_greedy_of(torch.tensor([[-1e4] * 20 + [0.0] * 300]), [20])  # three hundred are equal
 check_greedy_of(torch.tensor([[-3.0]]), [0])
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_greedy")
 for _ in range(3):
     logits = torch.randint(-5, 5, (6, random_int(8, 80, draw_numbers)), generator=draw_numbers).float()
@@ -882,7 +871,6 @@ for _ in range(3):
     check_greedy_of(logits, expected)
     check_greedy_of(logits * 1e3 - 1e4, expected)
     check_greedy_of(logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 2, -math.inf), expected)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top_k"}
 # ## 7. Top-k
@@ -959,7 +947,6 @@ for k in (1, 33, 63):
 check_kept(keep_top_k, "top-k", one, 1, [[0]])
 rounded = torch.tensor([[0.5, 0.25, 0.25 - 2.0**-22]])  # a sum that rounding left a little below 1
 check_kept(keep_top_k, "top-k", rounded, 0, [[0, 1, 2]])
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_top_k")
 for _ in range(4):
     vocab = random_int(4, 30, draw_numbers)
@@ -971,7 +958,6 @@ for _ in range(4):
     check_kept(keep_top_k, "top-k", probs.clone(), vocab + k, by_size)
 k = random_int(10_000, 30_000, draw_numbers)
 check_kept(keep_top_k, "top-k", torch.full((2, 2**15), 2.0**-15), k, [list(range(k))] * 2)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top_p"}
 # ## 8. Top-p
@@ -1039,7 +1025,6 @@ even = torch.full((1, 64), 1 / 64)  # 64 equal ids
 for p, num_kept in ((0.01, 1), (0.5, 32), (0.51, 33), (0.99, 64)):
     check_kept(keep_top_p, "top-p", even.clone(), p, [list(range(num_kept))])
 check_kept(keep_top_p, "top-p", torch.tensor([[1.0]]), 0.5, [[0]])
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_top_p")
 for _ in range(5):
     vocab = random_int(4, 12, draw_numbers)
@@ -1054,10 +1039,14 @@ for _ in range(5):
     kept = [ids[: int((mass < p).sum()) + 1] for ids, mass in zip(by_size, masses, strict=True)]
     check_kept(keep_top_p, "top-p", probs.clone(), p, kept)
     check_kept(keep_top_p, "top-p", probs.clone(), 1e-4, [ids[:1] for ids in by_size])
+for bits in (6, 9, 12, 14):  # p is between 0.97 and 1, and the last token is behind it
+    halves = [2.0**-k for k in range(1, bits)] + [1.25 * 2.0**-bits, 0.75 * 2.0**-bits]  # exact sums
+    order = torch.randperm(bits + 1, generator=draw_numbers).tolist()
+    row, kept = torch.tensor([[halves[i] for i in order]]), [place for place, i in enumerate(order) if i < bits]
+    check_kept(keep_top_p, "top-p", row, 1 - 1.5 * 2.0**-bits, [kept])
 num_kept = random_int(10_000, 30_000, draw_numbers)
 p = (num_kept - 0.5) / 2**15
 check_kept(keep_top_p, "top-p", torch.full((2, 2**15), 2.0**-15), p, [list(range(num_kept))] * 2)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_draw"}
 # ## 9. The draw
@@ -1135,7 +1124,6 @@ ids, narrow = (
     "; most tokens here are so short that only float64 tells their ends apart",
 )
 check_drawn(torch.tensor([tiny] * 6), your_u(0.5 + (float64(ids) - 0.5) / 2**30), ids, narrow)
-### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_draw")
 for _ in range(4):
     rows, vocab = 20, random_int(3, 50, draw_numbers)
@@ -1152,7 +1140,6 @@ ids = [random_int(0, 2**15 - 1, draw_numbers) for _ in range(6)]
 check_drawn(even, your_u((float64(ids) + 0.5) / 2**15), ids)
 ids = [random_int(1, 4096, draw_numbers) for _ in range(6)]
 check_drawn(torch.tensor([tiny] * 6), your_u(0.5 + (float64(ids) - 0.5) / 2**30), ids, narrow)
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_sample"}
 # ## 10. The sampler
@@ -1224,14 +1211,13 @@ logits = torch.tensor([[0.0, 9.0, 1.0], [1e4, 0.0, -math.inf], [0.0, 1.0, 2.0]])
 for settings in ((0, 0, 1.0), (0, 2, 0.5), (1e-5, 0, 1.0), (1.0, 1, 1.0), (1.0, 0, 1e-6)):
     check_rows(logits.clone(), float64([0.3, 0.9, 0.5]), settings, [1, 0, 2])
 print("temperature 0, top-k 1 and a tiny top-p all choose the largest logit of each row")
-### BEGIN HIDDEN TESTS
 from reference_impl.assembly.lab_parts import engine_probabilities
 
 draw_numbers = rng("check_sample")
 for vocab in (*(random_int(8, 40, draw_numbers) for _ in range(5)), 32_000):
     rows = 12 if vocab < 100 else 2
     temperature, top_k = 0.4 + random_seconds(1.5, draw_numbers), random_int(3, min(vocab, 60), draw_numbers)
-    top_p = 0.5 + random_seconds(0.5, draw_numbers)
+    top_p = 0.5 + random_seconds(0.49, draw_numbers)
     near = [p for p in (top_p - 1e-4, top_p, top_p + 1e-4) if p <= 1]
     logits, u, expected = [], [], []
     while len(logits) < rows:
@@ -1251,7 +1237,6 @@ shares = shares_of(sample(your_logits(logits.repeat(len(u), 1)), u, 1.3, 0, 1.0)
 exact = engine_probabilities(logits.double(), 1.3)[0]
 distance = float((shares - exact).abs().sum() / 2)  # total variation; about 0.02 by chance
 assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, saw {shares.tolist()}"
-### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 11. Inside the engine: your sampler
@@ -1353,7 +1338,7 @@ for (temperature, top_k, top_p, number), text in zip(settings, check_written(pro
 draw_numbers = rng("check_engine_sampler")
 settings = [(0, 0, 1.0, 1)]
 for case in range(3):
-    temperature, top_p = 0.5 + random_seconds(1, draw_numbers), 0.6 + random_seconds(0.4, draw_numbers)
+    temperature, top_p = 0.5 + random_seconds(1, draw_numbers), 0.6 + random_seconds(0.39, draw_numbers)
     settings.append((temperature, (0, random_int(2, 60, draw_numbers))[case % 2], top_p, seed(f"engine {case}")))
 check_written("class Reader:\n    def read(self):\n", settings, 4)
 ### END HIDDEN TESTS
