@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import EngineThread, load
 from tests.serving import programs
-from tests.warm import Warm
+from tests.warm import SHARED, Warm
 
 
 class Running:
@@ -90,8 +91,10 @@ def until() -> Callable[[Callable[[], Any], str], Any]:
 
 @pytest.fixture(scope="session")
 def imported() -> Iterator[Warm]:
-    """A Python that has imported what engines and servers need of others."""
-    made = Warm(*programs.MODULES)
+    """A Python that has imported what engines and servers need of others: the one that a run of tests shares, or one of
+    our own."""
+    address = os.environ.get(SHARED)
+    made = Warm(address=address) if address else Warm(*programs.MODULES)
     yield made
     made.close()
 
