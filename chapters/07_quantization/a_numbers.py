@@ -231,6 +231,37 @@ print(f"codes {tuple(codes.shape)} in {packed.numel():,} bytes, scales {tuple(sc
 steps = (back - weight).abs() / scales.T.repeat_interleave(128, 1)
 print(f"the most that a weight moved: {float(steps.max()):.2f} scales")
 
+# %% [markdown] name="engine-conventions-text"
+# You will meet three ways to make INT4 codes out of a group's largest value, and codes of one are nonsense to another.
+# The engine's, above; the one that you write in lab 07, with codes from −7 to 7, so that the largest value lands on the
+# largest code; and that of llama.cpp's Q4_0, which puts the largest value *with its sign* on −8. **Which of the three has
+# the smallest error on this layer?**
+
+# %% name="engine-conventions-predict"
+widgets.predict("07a-conventions", "Error of codes from −7 to 7 over that of the engine's?", "times")
+
+# %% name="engine-conventions"
+groups = weight.reshape(-1, 128)
+signed = groups.gather(1, groups.abs().argmax(1, keepdim=True))  # the largest of each group, with its sign
+ways = {
+    "lab 07: −7 to 7, largest / 7": (-7, signed.abs() / 7),
+    "the engine: −8 to 7, largest / 7.5": (-8, signed.abs() / 7.5),
+    "Q4_0: −8 to 7, largest with its sign / −8": (-8, signed / -8),
+}
+rows, errors = [], []
+for name, (lowest, scale) in ways.items():
+    code = (groups / scale).round().clamp(lowest, 7)
+    errors.append(theory.relative_error(groups.numpy(), (code * scale).numpy()))
+    largest = code.gather(1, groups.abs().argmax(1, keepdim=True))
+    rows.append([name, code[0, :6].int().tolist(), sorted({int(c) for c in largest}), f"{errors[-1]:.2%}"])
+widgets.reveal("07a-conventions", errors[0] / errors[1])
+widgets.table(rows, ["convention", "the first six codes", "codes of the largest values", "error"])
+
+# %% [markdown] name="engine-conventions-reading"
+# A code more makes the steps smaller. What it costs: at the engine's scale the largest value itself is rounded, by up to
+# half a step; with Q4_0's a value as large with the other sign would need 8 and is cut to 7. So codes travel with their
+# convention: the scale alone does not say which it was.
+
 # %% [markdown] name="engine-bytes-text"
 # And the bytes of all linear layers as the engine holds them. (The embedding keeps its 16 bits: a step looks up single
 # rows of it.) **By the formula INT4 in groups of 128 has 4 + 16 / 128 bits. Is that what you will see?**

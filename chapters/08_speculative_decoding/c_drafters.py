@@ -161,7 +161,15 @@ print(f"24 tokens, {dict(passes)} passes; kept of 3 guesses: {kept_of}")
 # %% [markdown] name="scratch-feature-text"
 # A feature head is one layer. At position p it takes the target's hidden state of p, and the token that was drawn from
 # it, p + 1; what comes out stands for the target's hidden state of p + 1, so the target's own lm_head turns it into a guess
-# for token p + 2. The two inputs are joined here:
+# for token p + 2. Three guesses, position by position; run j of the head reads a hidden state and the token to its right:
+#
+# | position | p | p + 1 | p + 2 | p + 3 | p + 4 |
+# |---|---|---|---|---|---|
+# | token | in the text | drawn by the target | 1st guess | 2nd guess | 3rd guess |
+# | hidden state | the target's | run 1 estimates it | run 2 estimates it | run 3 estimates it | |
+# | read by | run 1: state of p, token of p + 1 | run 2: state of p + 1, token of p + 2 | run 3: state of p + 2, token of p + 3 | | |
+#
+# Only the first run has a hidden state of the target. The two inputs are joined here:
 
 # %% name="scratch-feature-source"
 print(inspect.getsource(FeatureHead._join))

@@ -173,23 +173,48 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine measures, while it serves, what steps of different sizes take and how often each request's guesses are kept.
-# The j-th guess is kept with all before it with probability a^j; it is worth its time while that is more than its *price*:
-# the tokens which the engine would give in the time that one more guess takes in a step. Some costs do not grow with the
-# number of guesses: a model that guesses runs once more for each further one, for all requests at once, and the first
-# guess of a step may cost more than the next. So how deep a step guesses is decided for all requests together: of the depths
-# from none to k, that at which tokens are expected to come fastest, by what such steps took (`_depth_that_pays`). And a
-# model that guesses computes every token of a step, to keep up with the text. Where that does not give tokens at least 8 %
-# faster than steps without it, the engine switches it off, and tries it again with later requests, so seldom that the
-# trials cost 1 % of the time at most.
-#
-# Names in this code: `price` is that price, None until steps with guesses and without were measured. `costs.seconds(rows,
-# guesses, depth)` is what a step takes. `_num_worth` is the largest k with chance^k larger than the price. `found` is
-# what was seen of the request's own guesses, `of_all` of all requests' together. `chance(expected, weight)`, in `_chance`,
-# is how often a guess was kept, given that those before it were (a row counts at most one miss: what follows it was not
-# judged), mixed with what is `expected` as if `weight` guesses had shown it. Expected of all requests together is 0.8
-# (`AT_FIRST`), counted as 2 guesses; of one request what holds for all, counted as 32 (`LIKE_OTHERS`). `num_idle` counts
-# the request's steps without a guess; after `patience` of them it gets one on trial.
+# The j-th guess is kept with all before it with probability a^j, so it adds a^j tokens. It is worth its time while that is
+# more than its **price**: the tokens that come anyway in the time that one more guess takes. Where the two cross is the
+# number of guesses. *An 8B on an H100, a = 0.8: how many guesses are worth it at batch 64, where the price was small at
+# batch 16?*
+
+# %% name="engine-price-predict"
+widgets.predict("08e-price", "Guesses worth their price at batch 64, a = 0.8?", "guesses")
+
+
+# %% name="engine-price"
+def price(a, c, v, j):
+    """The tokens that the best number of guesses gives in the time of the j-th one."""
+    return best(a, c, v)[0] * (v(j) - v(j - 1) + c)
+
+
+prices = {}
+for batch in (16, 64):
+    v = lambda k, b=batch: theory.verify_cost(h100, b, 500, k)  # noqa: E731
+    prices[batch] = [price(0.8, 0.05, v, j) for j in range(1, 9)]
+    worth = sum(0.8**j > p for j, p in enumerate(prices[batch], 1))
+    assert worth == best(0.8, 0.05, v, most=8)[1]  # the same number as by trying all
+    print(f"batch {batch}: {worth} of 8 guesses are worth their price")
+widgets.reveal("08e-price", worth)
+
+# %% name="engine-price-figure" jupyter={"source_hidden": true}
+fig = figure(6.4, 2.8)
+ax = fig.subplots()
+ax.bar(range(1, 9), [0.8**j for j in range(1, 9)], color=BLUE, width=0.6, label="tokens it adds, 0.8^j")
+for (batch, found), style in zip(prices.items(), (":", "-"), strict=True):
+    ax.step(range(1, 9), found, style, where="mid", color=RED, label=f"price at batch {batch}")
+tidy(ax, "the j-th guess", "tokens")
+ax.legend(fontsize=8, frameon=False)
+said = "; ".join(f"at batch {b}: " + ", ".join(f"{p:.2f}" for p in found) for b, found in prices.items())
+show(fig, f"What the first to the eighth guess add, 0.8 to {0.8**8:.2f} tokens, and their prices {said}.")
+
+# %% [markdown] name="engine-price-reading"
+# The engine knows neither a nor v. It measures, while it serves, what steps of different sizes take, and how often each
+# request's guesses are kept: at first it assumes 0.8, and what a request's own guesses show counts the more, the more of
+# them there were. Two things the picture leaves out: a model that guesses runs once for each further guess for *all*
+# requests of a step, so how deep a step guesses is decided for all together (the second function); and it computes every
+# token of a step, to keep up with the text, so the engine switches it off where tokens do not come at least 8 % faster
+# than without, and tries it again seldom. The two functions: <!-- stands: reference_impl/features/speculative/payoff.py -->
 
 # %% name="engine-source"
 print(inspect.getsource(Adapting._num_that_pay))
