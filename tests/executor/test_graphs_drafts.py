@@ -84,7 +84,7 @@ def test_texts_are_those_of_plain_decoding_whatever_the_schedule(kind: str, rand
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, **changes))
     replayed, num_kept = set(), []
 
-    @settings(max_examples=10 if kind == "full" else 4, derandomize=True, database=None, phases=GENERATE)
+    @settings(max_examples=5 if kind == "full" else 4, derandomize=True, database=None, phases=GENERATE)
     @given(
         work=st.lists(asked(), min_size=2, max_size=6), blocks=st.integers(24, 60), seats=st.sampled_from([3, 6]),
         budget=st.sampled_from([9, 40]), k=st.integers(1, 4), overlap=st.sampled_from(["on", "off"]),
@@ -148,7 +148,7 @@ def test_the_kernels_of_a_gpu_verify_drafts_in_a_replay(random_model) -> None:
     """Ours, in the interpreter or on a GPU: attention of several queries per row, cache write, sampling."""
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
     work = [
-        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=3 + i, seed=i, **params), "arrival": 0,
+        {"prompt": [1 + i] * (2 + i), "sampling": SamplingParams(max_tokens=3, seed=i, **params), "arrival": 0,
          "abort": None}
         for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9}])
     ]  # fmt: skip
@@ -163,7 +163,7 @@ def test_the_kernels_of_a_gpu_verify_drafts_in_a_replay(random_model) -> None:
 
 
 @pytest.mark.usefixtures("no_reading", "short_buckets")
-@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("overlap", some(["on"], ["on", "off"]))
 def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
     overlap: str, random_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
     """Ours, in the interpreter or on a GPU: rows of two tokens and of one, guesses drawn by the sampling kernel."""
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
     work = [
-        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=4 + i, seed=i, **params), "arrival": 0,
+        {"prompt": [1 + i] * (2 + i), "sampling": SamplingParams(max_tokens=4, seed=i, **params), "arrival": 0,
          "abort": None}
         for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}])
     ]  # fmt: skip
@@ -256,7 +256,7 @@ def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
 
 
 # Of one token per row, all kinds: test_graphs.py.
-@pytest.mark.parametrize("kind", some(["window", "4-bit cache"], list(KINDS)))
+@pytest.mark.parametrize("kind", some(["4-bit cache"], list(KINDS)))
 def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
     """Three rows of 1 to 3 tokens in a graph of four rows; blocks that no row has are not numbers."""
     changes = dict(KINDS[kind])
