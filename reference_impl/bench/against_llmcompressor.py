@@ -33,7 +33,7 @@ from torch import Tensor
 
 from reference_impl.assembly.model import load_model
 from reference_impl.bench import gates, harness
-from reference_impl.bench.peer_process import PeerFailed, PeerProcess, interpreter
+from reference_impl.bench.peer_process import PeerFailed, PeerProcess
 from reference_impl.bench.quality import compare
 from reference_impl.models.loader import weight_files
 from reference_impl.models.quantization.packing import unpack_words
@@ -58,17 +58,6 @@ class Peer(Protocol):
     def ask(self, do: str, **what: Any) -> Any: ...
 
 
-def start() -> tuple[PeerProcess, dict[str, str]]:
-    """The process, in the environment that INFERLAB_LLMCOMPRESSOR names, and its versions. PeerFailed if there is
-    none, or if it lacks the package."""
-    peer = PeerProcess("llmcompressor", interpreter(VARIABLE, "llmcompressor"), WORKER)
-    try:
-        return peer, peer.ask("versions")
-    except PeerFailed:
-        peer.__exit__()
-        raise
-
-
 def run(
     models: Sequence[str], seeds: Sequence[int], work: Path, rows: int = gates.ROWS, length: int = gates.LENGTH
 ) -> dict[str, Any]:
@@ -76,7 +65,7 @@ def run(
     llmcompressor that an earlier run has left there are taken as they are. {"not_measured": why} without llmcompressor.
     RuntimeError for checkpoints that are not alike in what has to be."""
     try:
-        peer, versions = start()
+        peer, versions = PeerProcess.started("llmcompressor", VARIABLE, WORKER)
     except PeerFailed as missing:
         return {"not_measured": f"{missing}; to have it: {HOW}"}
     with peer:

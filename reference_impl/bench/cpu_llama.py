@@ -27,14 +27,19 @@ import torch
 
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
-from reference_impl.bench import cpu_quantized, harness, llama_peer
+from reference_impl.bench import cpu_quantized, harness
 from reference_impl.bench.cpu_quantized import KINDS, NEW_TOKENS, PROMPT
-from reference_impl.bench.llama_peer import HOW, LlamaCpp
 from reference_impl.bench.peer import Transformers, agreement
-from reference_impl.bench.peer_process import PeerFailed
+from reference_impl.bench.peer_process import PeerFailed, PeerProcess
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
 
+VARIABLE = "INFERLAB_LLAMA_CPP"
+WORKER = Path(__file__).with_name("llama_worker.py")
+HOW = (
+    "python -m venv FOLDER; FOLDER/bin/pip install llama-cpp-python gguf (compiles llama.cpp: a C++ compiler and some "
+    f"ten minutes); then {VARIABLE}=FOLDER before the same command"
+)
 BESIDE = {"bfloat16": "f16", "int8": "q8_0", "int4": "q4_0"}
 COMPILED = ", compiled"  # behind the name of a model whose steps of one token are: attention="compiled"
 ONE_STREAM = BESIDE | {f"{name}{COMPILED}": kind for name, kind in BESIDE.items()}
@@ -52,6 +57,19 @@ SHARP = {
 FAR = 0.02  # of the largest logit; seen with llama-cpp-python 0.3.36: 0.0013, and 1.16 with those rows as they were
 
 
+class LlamaCpp(PeerProcess):
+    """Models of llama.cpp, by name, as `llama_worker.Worker` has them."""
+
+    def generate(self, name: str, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        """Greedy; all prompts in each step."""
+        texts: list[list[int]] = self.ask("generate", name=name, prompts=prompts, new_tokens=new_tokens)
+        return texts
+
+    def logits(self, name: str, tokens: list[int]) -> torch.Tensor:
+        """[vocab_size] float32, after tokens."""
+        return torch.tensor(self.ask("logits", name=name, tokens=tokens))
+
+
 def prompts_of(streams: int) -> list[list[int]]:
     """As long as PROMPT, which is the first, and all different."""
     return [[(token + 37 * i) % 4000 + 5 for token in PROMPT] if i else PROMPT for i in range(streams)]
@@ -60,7 +78,7 @@ def prompts_of(streams: int) -> list[list[int]]:
 def run(rounds: int, new_tokens: int = NEW_TOKENS, streams: int = STREAMS, **changes: Any) -> dict[str, Any]:
     """changes: of the shape. About four minutes on two cores; {"not_measured": why} without llama.cpp."""
     try:
-        peer, versions = llama_peer.start()
+        peer, versions = LlamaCpp.started("llama.cpp", VARIABLE, WORKER)
     except PeerFailed as missing:
         return {"not_measured": f"{missing}; to have it: {HOW}"}
     with peer, tempfile.TemporaryDirectory() as folder:

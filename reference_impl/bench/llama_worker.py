@@ -1,6 +1,5 @@
-"""llama.cpp's side of `cpu_llama.py`: run by the interpreter of its own environment, imports nothing of this project.
+"""llama.cpp's side of `cpu_llama.py`: run in its own environment by peer_process.py, imports nothing of this project.
 
-A request is a line of JSON on stdin, {"do": name, ...}; its answer a line on stdout, {"result": ...} or {"error": ...}.
 The weights are those of a folder as `transformers` saves it, in bfloat16, written as GGUF by the package gguf, as
 llama.cpp's convert_hf_to_gguf.py does: matrices in f16, q8_0 or q4_0 (all of them, the embedding too, which is lm_head
 here), norms in float32. Tokens are numbers: the file has no tokenizer.
@@ -11,10 +10,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
-import os
 import struct
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -181,26 +178,9 @@ class Worker:
     def logits(self, name: str, tokens: list[int]) -> list[float]:
         return self.models[name].logits(tokens)
 
-    def answer(self, line: str) -> dict[str, Any]:
-        calls: dict[str, Callable[..., Any]] = {
-            "versions": self.versions, "convert": convert, "load": self.load, "generate": self.generate,
-            "logits": self.logits,
-        }  # fmt: skip
-        try:
-            asked = json.loads(line)
-            return {"result": calls[asked.pop("do")](**asked)}
-        except Exception as error:  # said to who asked, and the next request is answered
-            return {"error": f"{type(error).__name__}: {error}"}
 
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
-    worker = Worker()
-    for line in sys.stdin:
-        answers.write(json.dumps(worker.answer(line)) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+_worker = Worker()
+CALLS = {
+    "versions": _worker.versions, "convert": convert, "load": _worker.load, "generate": _worker.generate,
+    "logits": _worker.logits,
+}  # fmt: skip

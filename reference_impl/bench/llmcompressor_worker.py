@@ -1,7 +1,6 @@
-"""llmcompressor's side of `against_llmcompressor.py`: run by the interpreter of its own environment, imports nothing of
+"""llmcompressor's side of `against_llmcompressor.py`: run in its own environment by peer_process.py, imports nothing of
 this project.
 
-A request is a line of JSON on stdin, {"do": name, ...}; its answer a line on stdout, {"result": ...} or {"error": ...}.
 The model is computed in float32, and scales are rounded to bfloat16 before codes are chosen, as ours are: so neither
 calibrates with more exact numbers, or has more bits.
 """
@@ -9,11 +8,8 @@ calibrates with more exact numbers, or has more bits.
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import sys
 import warnings
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -22,6 +18,9 @@ PACKAGES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
 
 
 def versions() -> dict[str, str]:
+    """What is asked first, before anything of its own is imported."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.simplefilter("ignore")
     importlib.import_module("llmcompressor")
     return {name: metadata.version(name) for name in PACKAGES}
 
@@ -66,24 +65,4 @@ def quantize(source: str, out: str, method: str, tokens: list[list[int]], group_
     return {name: str(getattr(one, name)) for one in modifiers for name in shown if hasattr(one, name)}
 
 
-def answer(line: str) -> dict[str, Any]:
-    calls: dict[str, Callable[..., Any]] = {"versions": versions, "quantize": quantize}
-    try:
-        asked = json.loads(line)
-        return {"result": calls[asked.pop("do")](**asked)}
-    except Exception as error:  # said to who asked, and the next request is answered
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.simplefilter("ignore")
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(line)) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+CALLS = {"versions": versions, "quantize": quantize}

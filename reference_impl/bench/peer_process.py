@@ -1,7 +1,8 @@
 """Another program in a process and an environment of its own; nothing of it is imported here.
 
-The environment is the user's: a virtual environment, named by a variable. A worker's script runs in it and answers
-requests, a line of JSON each: {"do": name, ...} on its stdin, {"result": ...} or {"error": ...} on its stdout.
+The environment is the user's: a virtual environment, named by a variable. There this file is run as a program, which
+imports nothing of this project: it answers requests, a line of JSON each: {"do": name, ...} on its stdin, {"result":
+...} or {"error": ...} on its stdout. What can be asked says the worker beside the bench, a file with a table CALLS.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self  # the other environment may have an older Python
 
 
 class PeerFailed(Exception):
@@ -26,13 +32,24 @@ class PeerProcess:
     def __init__(self, name: str, python: str | Path, worker: Path):
         self.name = name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        command = [str(python), "-I", str(worker)]
+        command = [str(python), "-I", __file__, str(worker)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, encoding="utf-8"
         )
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
+
+    @classmethod
+    def started(cls, name: str, variable: str, worker: Path) -> tuple[Self, dict[str, str]]:
+        """The process, in the environment that the variable names, and its versions. PeerFailed if there is none, or if
+        it lacks a package."""
+        peer = cls(name, interpreter(variable, name), worker)
+        try:
+            return peer, peer.ask("versions")
+        except PeerFailed:
+            peer.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -80,3 +97,25 @@ def interpreter(variable: str, name: str) -> Path:
         if python.is_file():
             return python
     raise PeerFailed(f"{variable}: expected a virtual environment, with bin/python, got {folder}")
+
+
+def answer(calls: dict[str, Any], line: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        return {"result": calls[asked.pop("do")](**asked)}
+    except Exception as error:  # said to who asked, and the next request is answered
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """The other process."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no answer
+    calls = runpy.run_path(sys.argv[1])["CALLS"]
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(calls, line)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -45,7 +45,7 @@ def test_both_are_judged_alike_and_what_is_there_is_not_made_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     peer = Stand()
-    monkeypatch.setattr(bench, "start", lambda: (peer, {"llmcompressor": "0.0.stand"}))
+    monkeypatch.setattr(PeerProcess, "started", lambda *_: (peer, {"llmcompressor": "0.0.stand"}))
     monkeypatch.setattr(bench, "COMPARED", ("gptq",))
     monkeypatch.setattr(gates, "WINDOWS", 2)
     found = bench.run(["draft"], (3, 4), tmp_path, rows=2, length=32)["draft"]

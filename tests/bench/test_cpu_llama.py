@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from reference_impl.assembly.model import load_model
-from reference_impl.bench import cpu, cpu_llama, cpu_quantized, llama_peer, llama_worker
-from reference_impl.bench.llama_peer import LlamaCpp
+from reference_impl.bench import cpu, cpu_llama, cpu_quantized, llama_worker
+from reference_impl.bench.cpu_llama import LlamaCpp
 from reference_impl.bench.peer_process import PeerFailed
 from reference_impl.features.baselines.no_cache import RecomputeAttention
 from reference_impl.features.baselines.ragged import ragged_batch
@@ -134,7 +134,7 @@ def test_a_batch_gives_each_sequence_its_own_tokens_and_positions(monkeypatch: p
 
 
 def test_the_worker_writes_a_file_says_what_is_wrong_and_goes_on(folder: Path, tmp_path: Path) -> None:
-    with LlamaCpp(sys.executable, llama_peer.WORKER) as peer:
+    with LlamaCpp("llama.cpp", sys.executable, cpu_llama.WORKER) as peer:
         with pytest.raises(PeerFailed, match="llama.cpp: dance: KeyError: 'dance'"):
             peer.ask("dance")
         with pytest.raises(PeerFailed, match="convert: FileNotFoundError: .*config.json"):
@@ -146,7 +146,7 @@ def test_the_worker_writes_a_file_says_what_is_wrong_and_goes_on(folder: Path, t
 def test_a_process_that_ends_is_no_hang_and_its_last_words_are_said(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("import sys\ninput()\nsys.exit('GGML_ASSERT(false) failed')\n")
-    with LlamaCpp(sys.executable, worker) as peer:
+    with LlamaCpp("llama.cpp", sys.executable, worker) as peer:
         for _ in range(2):
             with pytest.raises(PeerFailed, match=r"generate: its process ended with 1: GGML_ASSERT\(false\) failed"):
                 peer.generate("f16", [[1]], 1)
@@ -169,7 +169,7 @@ def test_an_environment_without_the_package_is_said_to_be_one(monkeypatch: pytes
     python.chmod(0o755)
     worker.write_text("import a_package_that_is_not_there\n")
     monkeypatch.setenv("INFERLAB_LLAMA_CPP", str(tmp_path))
-    monkeypatch.setattr(llama_peer, "WORKER", worker)
+    monkeypatch.setattr(cpu_llama, "WORKER", worker)
     said = cpu_llama.run(rounds=1)["not_measured"]
     assert "No module named 'a_package_that_is_not_there'; to have it: python -m venv FOLDER" in said
 
@@ -217,7 +217,7 @@ def as_traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_candidate_is_timed_and_verified(as_traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_peer, "start", lambda: (Stand(), {"llama-cpp-python": "0.0.stand"}))
+    monkeypatch.setattr(LlamaCpp, "started", lambda *_: (Stand(), {"llama-cpp-python": "0.0.stand"}))
     # One that is compiled: each takes seconds.
     monkeypatch.setattr(cpu_llama, "ONE_STREAM", {**cpu_llama.BESIDE, "int8, compiled": "q8_0"})
     result = cpu_llama.run(rounds=1, new_tokens=2, streams=2, **SMALL)
@@ -274,7 +274,7 @@ def test_the_process_that_fails_midway_costs_the_other_cases_nothing(monkeypatch
         def ask(self, do: str, **what: Any) -> Any:
             raise PeerFailed("llama.cpp: load: out of memory")
 
-    monkeypatch.setattr(llama_peer, "start", lambda: (Failing(), {}))
+    monkeypatch.setattr(LlamaCpp, "started", lambda *_: (Failing(), {}))
     assert cpu_llama.run(rounds=1, **SMALL) == {"not_measured": "llama.cpp: load: out of memory"}
 
 
