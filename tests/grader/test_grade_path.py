@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -202,7 +204,7 @@ def test_a_failure_of_the_grader_is_a_zero_that_waits_for_a_person_and_is_tried_
     from grader.examination import worker
 
     def fail(*_: Any) -> Any:
-        return {}, "the disk is full"
+        return {}, "the course's file is gone"
 
     (course / "results" / "01_toy" / "right.json").unlink()
     with monkeypatch.context() as patch:
@@ -210,8 +212,32 @@ def test_a_failure_of_the_grader_is_a_zero_that_waits_for_a_person_and_is_tried_
         said = run(course, ok=False)
     assert "1 could not be graded" in said
     assert results(course)["right"]["status"] == "machinery"
-    assert "the disk is full" in results(course)["right"]["checks"][0]["message"]
+    assert "the course's file is gone" in results(course)["right"]["checks"][0]["message"]
     assert gradebook(course)["right"] == (0, True)
     said = run(course)
     assert "right: 6 of 6, passed" in said
     assert gradebook(course)["right"] == (6, False)
+
+
+def test_a_disk_that_fills_up_while_submissions_are_examined_stops_the_run_and_gives_nobody_zero(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grader.courses import batch
+    from grader.examination import worker
+
+    def fail(*_: Any) -> Any:
+        return {}, str(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/there"))
+
+    def unreadable(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = gradebook(course)
+    (course / "results" / "01_toy" / "right.json").unlink()
+    for module, name, fault in ((worker, "_try", fail), (batch, "job_of", unreadable)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fault)
+            said = run(course, ok=False)
+        assert "the disk is full" in said
+        assert " of 6" not in said
+        assert "right" not in results(course)
+        assert gradebook(course) == before
