@@ -1453,12 +1453,20 @@ def check_report(report, finished):
 for report in (["x", "y", "gone"], ["x", "gone", "y"], ["gone", "x", "y"], ["gone", "y", "gone too", "x"]):
     check_report(report, ["x"])
     check_report(report, ["y", "gone"])
-scheduler = Scheduler(2, 8, 4, 0.0)
-for name in ("x", "y"):
-    scheduler.add({"id": name, "num_tokens": 3, "arrival": 1.0, "priority": 0})
-asked(scheduler, 1.0, 9)
-scheduler.update({"x": (3, 1, True), "y": (3, 1, False)})
-for name, there in (("x", False), ("nobody", False), ("y", True), ("y", False)):
+scheduler = Scheduler(3, 12, 4, 0.0)
+for name, num_tokens in (("x", 3), ("y", 3), ("long", 40), ("late", 5)):
+    scheduler.add({"id": name, "num_tokens": num_tokens, "arrival": 1.0, "priority": 0})
+asked(scheduler, 1.0, 30)  # a budget of 12: 6 tokens of the long one, and no place for the last
+scheduler.update({"x": (3, 1, True), "y": (3, 1, False), "long": (6, 0, False)})
+for name, state, computed in (
+    ("x", None, 0),
+    ("nobody", None, 0),
+    ("y", "running", 3),
+    ("y", None, 0),
+    ("late", "waiting", 0),
+    ("long", "running", 6),
+    ("late", None, 0),
+):
     error = None
     try:
         scheduler.abort(name)
@@ -1466,10 +1474,11 @@ for name, there in (("x", False), ("nobody", False), ("y", True), ("y", False)):
         raise
     except Exception as raised:
         error = raised
-    whom = "a running request" if there else "one that is gone, or was never there"
+    there = state is not None
+    whom = f"a request that is {state}, {computed} tokens computed" if there else "one that is gone, or was never there"
     assert error is None, f"abort({name!r}) of {whom} raised {error!r}"
 seen = asked(scheduler, 2.0, 9)
-assert seen == ({}, []), f"x is finished and y aborted, nothing is left to do: saw {seen}"
+assert seen == ({}, []), f"x is finished and all others are aborted, nothing is left to do: saw {seen}"
 again = Scheduler(1, 8, 4, 0.0)
 for name in ("x", "y"):
     again.add({"id": name, "num_tokens": 3, "arrival": 1.0, "priority": 0})
