@@ -130,6 +130,29 @@ class KVManager:
             self.references.release(table)
         request.block_tables = [[] for _ in range(self.num_groups)]
 
+    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """Holds the cached blocks of this prefix as a request holds its own, so that they are not evicted until
+        `unpin`; returns them."""
+        blocks = [] if self.index is None else list(self.index.match(tokens, key))
+        self.references.hold(blocks)
+        return blocks
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None:
+        self.references.release(blocks)
+
+    @property
+    def num_releasing(self) -> int:
+        """Freed blocks that wait for running steps."""
+        return self.references.num_releasing
+
+    def step_submitted(self, step_id: int) -> None:
+        """Blocks freed from now on wait for this step."""
+        self.references.step_submitted(step_id)
+
+    def step_collected(self, step_id: int) -> None:
+        """Blocks that waited for this step are available again."""
+        self.references.step_collected(step_id)
+
     def take_transfers(self) -> Transfers:
         """What the next step must copy first, and what was evicted for it, since the last call."""
         if not self._copies and not self.references.evicted:

@@ -23,6 +23,8 @@ class BlockReferences:
         self.indexed: set[BlockId] = set()  # to these the index has a reference
         self.num_evictable = 0  # of these, how many have no other
         self.evicted: list[BlockId] = []  # since `take_evicted`
+        self._in_flight: list[int] = []  # steps that were submitted and not collected
+        self.releasing: list[tuple[int, list[BlockId]]] = []  # the step submitted last at that time, and blocks
         self._evict_at_once = max(1, pool.num_free // 128)  # looking for the oldest costs more than forgetting a few
 
     def take(self, num_blocks: int, shared: Sequence[BlockId] = ()) -> list[BlockId] | None:
@@ -47,8 +49,28 @@ class BlockReferences:
                 self.pool.incref([block])
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """Drops references. With steps in flight, which may still read the blocks, a subclass does so later."""
-        self._drop(blocks)
+        """Drops references. While steps are in flight, which may still read and write the blocks, they are kept until
+        these are collected. Where steps take effect one after another a later one could have them at once; but then
+        what a running step reads could not be checked, and an executor that copies beside its steps would be wrong."""
+        if self._in_flight:
+            self.releasing.append((self._in_flight[-1], list(blocks)))
+        else:
+            self._drop(blocks)
+
+    @property
+    def num_releasing(self) -> int:
+        """Blocks that wait for running steps, including those that others share and keep."""
+        return sum(block != NO_BLOCK for _, blocks in self.releasing for block in blocks)
+
+    def step_submitted(self, step_id: int) -> None:
+        self._in_flight.append(step_id)
+
+    def step_collected(self, step_id: int) -> None:
+        self._in_flight.remove(step_id)
+        due = [blocks for after, blocks in self.releasing if after <= step_id]
+        self.releasing = [(after, blocks) for after, blocks in self.releasing if after > step_id]
+        for blocks in due:
+            self._drop(blocks)
 
     def _drop(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:

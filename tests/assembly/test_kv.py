@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_impl.assembly.kv import FullKVManager, kv_manager
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.features.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
@@ -18,7 +19,7 @@ def make_request(name: str, tokens: list[int], groups: int = 1) -> Request:
     )
 
 
-def compute(manager: FullKVManager, request: Request, num_tokens: int) -> None:
+def compute(manager: KVManager, request: Request, num_tokens: int) -> None:
     """As a step does."""
     assert manager.reserve(request, num_tokens)
     request.num_computed_tokens += num_tokens

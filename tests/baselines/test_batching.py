@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.assembly.kv import FullKVManager, kv_manager
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.features.baselines.dynamic_batching import DynamicBatching
 from reference_impl.features.baselines.orca_batching import OrcaBatching
 from reference_impl.features.baselines.static_batching import StaticBatching
@@ -38,7 +39,7 @@ def make_request(name: str, num_prompt: int = 4, max_tokens: int = 4, **fields: 
     )
 
 
-def manager(num_blocks: int = 1000, block_size: int = 4) -> FullKVManager:
+def manager(num_blocks: int = 1000, block_size: int = 4) -> KVManager:
     return kv_manager(BlockPool(num_blocks), block_size)
 
 
@@ -224,7 +225,7 @@ def test_orca_reserves_the_longest_output_and_lets_nobody_overtake() -> None:
 
 # --- all ------------------------------------------------------------------------------------------------------------
 
-SCHEDULERS: dict[str, Callable[[FullKVManager, int], WholeRequests]] = {
+SCHEDULERS: dict[str, Callable[[KVManager, int], WholeRequests]] = {
     "static": StaticBatching,
     "dynamic": lambda kv, seqs: DynamicBatching(kv, seqs, window=3.0),
     "orca": OrcaBatching,

@@ -28,6 +28,7 @@ from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
+from tests.executor.forked import kill
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -308,7 +309,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
     broken = Engine(model, CONFIG, Parts(executor=executor))
     ask(broken)
-    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; FullKVManager has begun none"):
+    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; KVManager has begun none"):
         broken.step()
 
 
@@ -385,7 +386,7 @@ def test_a_transfer_that_goes_on_is_not_cancelled_and_one_that_stops_is(model, e
 
 def test_a_reply_about_layers_of_a_transfer_that_was_never_begun_is_an_error(model) -> None:
     for store, text in (
-        (None, r"transfers \[7\]; FullKVManager has begun none"),
+        (None, r"transfers \[7\]; KVManager has begun none"),
         (FakeStore(("now",)), "transfer 7 moved"),
     ):
         executor: Any = engine_with(model, store).executor
@@ -567,7 +568,7 @@ def test_an_engine_whose_worker_is_gone_can_be_closed(model, tmp_path: Path) -> 
     ask(engine)
     while engine.requests:
         engine.step()
-    engine.executor._process.kill()
+    kill(engine.executor)
     with pytest.warns(RuntimeWarning, match="closed before all pages were saved"):
         engine.close()
     assert engine.executor._process.poll() is not None

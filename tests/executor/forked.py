@@ -6,6 +6,8 @@ What stands for a fork is the child of whoever starts a worker; who kills it kil
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,15 @@ def start_beside(warm: Warm, module: str, *words: str) -> tuple[subprocess.Popen
     command = warm.command(("-c", _MODULE, module, "0", *words))
     with theirs:
         return subprocess.Popen(command, stdin=theirs, env=environment), mine
+
+
+def kill(given: worker.WorkerProcess) -> None:
+    """And waits until it is gone: a fork outlives what stands for it by a moment."""
+    os.kill(given.pid, signal.SIGKILL)
+    given._process.wait()
+    closed = select.poll()
+    closed.register(given._connection.fileno(), select.POLLHUP)  # POLLHUP: the other end is closed, read or not
+    assert closed.poll(600_000)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import os
 import pickle
-import select
 import signal
 import subprocess
 import threading
@@ -29,6 +28,7 @@ from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.process import worker as process
 from reference_impl.features.process.worker import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
+from tests.executor.forked import kill
 from tests.warm import Warm
 
 FOLDER = course_model("draft")
@@ -66,15 +66,6 @@ def step_on(engine: Engine) -> None:
 def expected() -> list[Request]:
     model = load_model(FOLDER, torch.float64)
     return serve(Engine(model, dataclasses.replace(CONFIG, overlap="off", num_blocks=60)))
-
-
-def kill(worker: WorkerProcess) -> None:
-    """And waits until it is gone: a fork outlives what stands for it by a moment."""
-    os.kill(worker.pid, signal.SIGKILL)
-    worker._process.wait()
-    closed = select.poll()
-    closed.register(worker._connection.fileno(), select.POLLHUP)  # POLLHUP: the other end is closed, read or not
-    assert closed.poll(600_000)
 
 
 @pytest.fixture

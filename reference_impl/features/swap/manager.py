@@ -39,7 +39,7 @@ class SwappingKVManager(KVManager):
             self._stay_on_host(request)
             return True
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        tables = self._to_save(request, computed)
+        tables = self.to_save(request, computed)
         wanted = _num_blocks(tables)
         host = self.host.take(wanted) if wanted else None
         if host is None:
@@ -51,7 +51,7 @@ class SwappingKVManager(KVManager):
         self.on_host[request.id] = there
         return True
 
-    def _to_save(self, request: Request, num_computed: int) -> Tables:
+    def to_save(self, request: Request, num_computed: int) -> Tables:
         """Its blocks with computed tokens."""
         used = self.blocks_for(num_computed)
         return [table[:used] for table in request.block_tables]
@@ -91,6 +91,15 @@ class SwappingKVManager(KVManager):
         super().free(request)
         for table in self.on_host.pop(request.id, ()):
             self.host.release(table)
+
+    def step_submitted(self, step_id: int) -> None:
+        """Host blocks that a running step reads are not reused before it is collected, either."""
+        super().step_submitted(step_id)
+        self.host.step_submitted(step_id)
+
+    def step_collected(self, step_id: int) -> None:
+        super().step_collected(step_id)
+        self.host.step_collected(step_id)
 
     def take_transfers(self) -> Transfers:
         transfers = super().take_transfers()

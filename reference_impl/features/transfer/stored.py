@@ -83,6 +83,11 @@ class FetchingKVManager(KVManager):
         self._cancelled: list[int] = []
 
     @property
+    def num_releasing(self) -> int:
+        """Blocks of cancelled transfers are among those to wait for."""
+        return super().num_releasing + self.num_coming
+
+    @property
     def num_unsent(self) -> int:
         return len(self._loads) + len(self._saves) + len(self._cancelled)
 
