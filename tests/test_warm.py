@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import Warm, starts_warm
+from tests.warm import Warm, starts_cold, starts_warm
 
 
 @pytest.fixture(scope="module")
@@ -72,4 +72,7 @@ def test_where_programs_start_warm_so_do_those_that_they_start(warm: Warm) -> No
     with starts_warm(lambda: warm.address, ["THIS"]):
         assert says(start) == "True\n"
         assert says(said.replace("THIS", "that")) == "False\n"
+        with starts_cold():
+            assert says(said) == "False\n"
+        assert says(said) == "True\n"
     assert says(said) == "False\n"

@@ -38,7 +38,8 @@ EXAMINERS = ("grader.examination.examiner_server", "learner_side.learner")
 # whether TRITON_INTERPRET is set.
 PROGRAMS = (
     "torch", "numpy", "jupytext", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
-    "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
+    "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer", "yaml", "pydantic", "typer.main",
+    "rich.console", "rich.markdown",
 )  # fmt: skip
 MOST_FILES = 64  # that are handed over to a fork
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -111,6 +112,20 @@ def starts_warm(address: Callable[[], str], what: Sequence[str]) -> Iterator[Non
         os.environ.pop(STARTS, None)
 
 
+@contextlib.contextmanager
+def starts_cold() -> Iterator[None]:
+    """Within `starts_warm`: programs have processes of their own after all, which a test can find below this one."""
+    import subprocess
+
+    start, forks = subprocess.Popen.__init__, os.environ.pop(STARTS, None)
+    subprocess.Popen.__init__ = getattr(start, "cold", start)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+        os.environ |= {STARTS: forks} if forks else {}
+
+
 def _start_warm(address: Callable[[], str], what: Sequence[str]) -> None:
     import subprocess
 
@@ -124,6 +139,7 @@ def _start_warm(address: Callable[[], str], what: Sequence[str]) -> None:
             args = _command(address(), args[1:])
         start(self, args, *others, **named)  # type: ignore[call-overload]
 
+    start_warm.cold = start  # type: ignore[attr-defined]
     subprocess.Popen.__init__ = start_warm  # type: ignore[assignment, method-assign]
 
 

@@ -24,6 +24,7 @@ from grader.courses import batch
 from grader.courses.batch import job_of, lab_setup
 from grader.examination import worker
 from grader.examination.worker import Job, Setup, WorkerError, check_worker, grade_submission
+from tests.warm import starts_cold
 
 SLUG = "01_toy"
 MARK = "INFERLAB_TEST_MARK"
@@ -155,18 +156,23 @@ def test_what_a_check_draws_is_a_students_own_and_the_same_when_they_hand_in_aga
     assert student_secret(course, SLUG, "s0") != student_secret(course, "02_x", "s0")
 
 
-@pytest.mark.parametrize("victim", ["the examiner's child", "the server"])
-def test_a_process_that_is_killed_costs_no_submission_anything(setup: Setup, victim: str, tmp_path: Path) -> None:
-    go_on = tmp_path / "go on"
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(grade, setup, WAITING.format(str(go_on)), limits=PATIENT)
-        server = wait_until(lambda: [s for s in worker._alive if not any(s in i for i in worker._idle.values())], "x")
-        child = examiner_child(server[0])
-        neighbour = pool.submit(grade, setup)
-        os.kill(child if victim == "the examiner's child" else server[0]._process.pid, signal.SIGKILL)
-        go_on.touch()
-        assert slow.result()["status"] == neighbour.result()["status"] == "passed"
-    assert not Path(f"/proc/{child}").exists()
+def at_work(setup: Setup) -> list[worker.Server]:
+    return [s for s in worker._alive if s.key == setup.key and not any(s in idle for idle in worker._idle.values())]
+
+
+def test_a_process_that_is_killed_costs_no_submission_anything(setup: Setup, beside: None, tmp_path: Path) -> None:
+    cold = replace(setup, secret="ab" * 16)  # servers of its own, whose children can be found
+    for victim in ("the examiner's child", "the server"):
+        go_on = tmp_path / victim
+        with starts_cold(), ThreadPoolExecutor(2) as pool:
+            slow = pool.submit(grade, cold, WAITING.format(str(go_on)), limits=PATIENT)
+            servers = wait_until(lambda: at_work(cold), "a server is at work")
+            child = examiner_child(servers[0])
+            neighbour = pool.submit(grade, cold)
+            os.kill(child if victim == "the examiner's child" else servers[0]._process.pid, signal.SIGKILL)
+            go_on.touch()
+            assert slow.result()["status"] == neighbour.result()["status"] == "passed", victim
+        assert not Path(f"/proc/{child}").exists(), victim
 
 
 def test_a_worker_with_other_versions_refuses(setup: Setup) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -43,10 +43,9 @@ Pipe = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def pipe() -> Iterator[Pipe]:
+def pipe(warm: Warm) -> Pipe:
     """pipe(data, *arguments): the command with `typed` as its input, in a fork of a Python that has imported what it
     needs of others; in one of its own, as a terminal has it, where `cold`."""
-    warm = Warm("numpy", "yaml", "pydantic", "typer.main", "rich.console", "rich.markdown")
 
     def run(
         data: Path, *arguments: str, typed: str = "", cold: bool = False, **more: str
@@ -57,8 +56,7 @@ def pipe() -> Iterator[Pipe]:
             timeout=600,
         )  # fmt: skip
 
-    yield run
-    warm.close()
+    return run
 
 
 def terminal(data: Path, *arguments: str, columns: int = 60, **more: str) -> pexpect.spawn:
