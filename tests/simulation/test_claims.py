@@ -70,9 +70,9 @@ def test_e03_01_a_mixed_step_takes_less_than_its_parts_and_stalls_those_who_deco
 SECONDS = 200  # the register has 600; medians over its seeds are in tests/claims/test_ch03_register_load.py
 
 
-def register_load(seed: int) -> list[WorkloadRequest]:
+def register_load(seed: int, seconds: int = SECONDS) -> list[WorkloadRequest]:
     rng = np.random.default_rng(seed)
-    times = np.cumsum(rng.exponential(1 / 12, 12 * SECONDS))
+    times = np.cumsum(rng.exponential(1 / 12, 12 * seconds))
     prompts = np.where(rng.random(len(times)) < 0.1, 8192, 200)
     outputs = np.maximum(1, np.rint(rng.exponential(200, len(times)))).astype(int)
     return [
@@ -82,10 +82,10 @@ def register_load(seed: int) -> list[WorkloadRequest]:
 
 
 @cache
-def served(seed: int, budget: int) -> Result:
+def served(seed: int, budget: int, seconds: int = SECONDS) -> Result:
     cost = Register(kv_cache.weight_bytes(L8), L8.num_params, kv_cache.bytes_per_token(L8))
     config = EngineConfig(num_blocks=26_000, max_num_seqs=256, max_num_batched_tokens=budget, prefix_cache="off")
-    return simulate(register_load(seed), cost, config)
+    return simulate(register_load(seed, seconds), cost, config)
 
 
 WHOLE = 131_072
@@ -112,17 +112,19 @@ def test_e03_08_chunks_lower_tpot_and_raise_the_time_to_the_first_token(seed: in
 
 # ---------------------------------------------------------------- E15.3
 
+SHORT = 100  # seconds
+
 
 def test_e15_03_littles_law_holds_for_one_replica_and_for_many() -> None:
     """L = lambda W. L is counted by the scheduler in every step; lambda and W come from arrivals and ends alone."""
     for results in (
-        [served(0, 512)],
-        simulate_replicas(register_load(1), 3, FAST, 1, config=EngineConfig(num_blocks=9000)),
+        [served(0, 512, SHORT)],
+        simulate_replicas(register_load(1, SHORT), 3, FAST, 1, config=EngineConfig(num_blocks=9000)),
     ):
         for r in results:
             rate = r.num_requests / r.duration
             assert r.mean_in_system == pytest.approx(queueing.in_system(rate, float(r.latency.mean())), rel=0.02)
-        moments = np.linspace(30, SECONDS - 30, 5000)
+        moments = np.linspace(30, SHORT - 30, 5000)
         arrival = np.concatenate([r.arrival for r in results])
         end = np.concatenate([r.arrival + r.latency for r in results])
         present = np.searchsorted(np.sort(arrival), moments) - np.searchsorted(np.sort(end), moments)
@@ -135,10 +137,10 @@ FAST = Register(kv_cache.weight_bytes(L8), L8.num_params, kv_cache.bytes_per_tok
 
 def test_e15_03_the_law_does_not_say_how_the_time_grows_and_the_simulator_does() -> None:
     """The same requests, arriving twice as fast: the mean time does not stay, and L is not the load doubled."""
-    slow = served(0, 512)
+    slow = served(0, 512, SHORT)
     requests = [
         WorkloadRequest(r.id, r.arrival / 2, r.num_prompt_tokens, r.num_output_tokens, r.pages)
-        for r in register_load(0)
+        for r in register_load(0, SHORT)
     ]
     fast = simulate(
         requests,
