@@ -930,7 +930,7 @@ check_tile(random_int(17, 31, draw), random_int(1, 15, draw), 16, 0, draw, 32, 1
 # - q, k, v as in the table at the top, of one dtype, float32 or float16, each contiguous; `q_stride` and `kv_stride` are
 #   the numbers from one token to the next. GROUP is num_heads // num_kv_heads.
 # - `o` has the dtype of q, `lse` `[num_heads, q_len]` is float32. Scores, sums and the weighted sum of values are float32
-#   in any case.
+#   in any case, and float32 is not rounded before it is multiplied.
 # - Any q_len >= 1, kv_len >= 0, head_dim >= 1, and any `first`, even negative. A query without visible keys gets zeros,
 #   and minus infinity for its lse.
 # - BLOCK_M and BLOCK_N are powers of 2, at least 16, and need not be equal. BLOCK_D is a power of 2, at least 16 and at
@@ -1248,24 +1248,32 @@ check_loads(20, 40, 20, (16, 16), draw, head_dim=32)
 
 
 # %% nbgrader={"grade_id": "check_compiles", "grade": true, "points": 1}
-# property: the kernel compiles for an A100, which need not be here, in float16 with heads of 64.
-# question: What does the compiler say, and in which line?
+# property: the kernel compiles for an A100, which need not be here, in float16 with heads of 64, and in float32, which it
+#   does not round before it multiplies.
+# question: What does the compiler say, and in which line? What does tl.dot do to float32 on a GPU?
 # hint: the interpreter accepts more than the compiler does. A value that a loop changes keeps its type and shape, both
 #   sides of an `if` give a name the same type, there is no `break`, and a number beside the kernel is a tl.constexpr.
+#   Each tl.dot has input_precision="ieee".
 # explanation: `largest = float("-inf")` before a loop is a Python number, and a tile of BLOCK_M numbers after its first
 #   turn: the compiler needs one type for both, the interpreter does not. `tl.full([BLOCK_M], float("-inf"), tl.float32)`
-#   has it from the start.
-def check_compiled(dtype, head_dim, block_d):
+#   has it from the start. Tensor cores round both factors of a float32 product to 11 bits (TF32), unless "ieee" keeps it
+#   out of them.
+def check_compiled(dtype, head_dim, tile):
     types = dict.fromkeys(("q", "k", "v", "o"), f"*{dtype}") | {"lse": "*fp32"}
     types |= {"q_len": "i32", "kv_len": "i32", "first": "i32", "scale": "fp32", "q_stride": "i32", "kv_stride": "i32"}
-    constants = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": block_d}
+    constants = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_D": head_dim}
     found = compiled(flash_kernel, types, constants, capability=80)
     assert not found.error, f"{dtype}, head_dim {head_dim}: it does not compile for an A100. {found.error}"
     print(f"{dtype}, head_dim {head_dim}: {found.registers} registers per thread, {found.spilled} bytes spilled, "
           f"{found.shared / 1024:.0f} KiB of shared memory")  # fmt: skip
+    rounded = [kind for kind in found.tensor_cores if "tf32" in kind]
+    assert not rounded, (
+        f'{dtype}: tensor cores multiply {rounded[0]}, 11 bits a factor. Has each tl.dot input_precision="ieee"?'
+    )
 
 
 check_compiled("fp16", 64, 64)
+check_compiled("fp32", 32, 32)
 
 # %% [markdown] nbgrader={"grade_id": "text_compiled"}
 # ## 6. Your kernel compiled for GPUs
