@@ -35,7 +35,6 @@ NO_VALUES_YET = {  # labs whose options have no mutants of their own: only shrin
     "04_paged_attention",
     "05_flash_attention",
     "06_prefix_caching",
-    "07_quantization",
 }
 WITH_VALUES = [source for source in SOURCES if source.parent.name not in NO_VALUES_YET]
 
