@@ -350,7 +350,7 @@ assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] 
 # the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the engine
 # avoids that is chapter 02. The core of its own loop is this: the scheduler plans a step; `_submit` maps request ids to
 # slots in the worker, which starts to compute; `_collect` waits for it and appends the sampled tokens to their
-# requests. (`depth` is 1 here. With 2 the next step is planned while one runs; `hooks` are for features, and empty.)
+# requests. (`depth` is 1 here. With 2 the next step is planned while one runs. `hooks` are what features add.)
 
 # %% name="engine-source"
 print(inspect.getsource(CoreEngine.step))
