@@ -219,12 +219,13 @@ def store_tensors(
 ) -> None:
     """`store`, of tensors that are read already: (file, name, tensor). where: all files, for the error that one is
     missing."""
-    missing, others = dict.fromkeys(table), others or {}
+    missing = dict.fromkeys(table)
+    spare: Mapping[str, Callable[[Tensor], object]] = others or {}
     for file, name, tensor in tensors:
-        if name not in table and (whole_name(name) in table or whole_name(name) in others):
+        if name not in table and (whole_name(name) in table or whole_name(name) in spare):
             name = whole_name(name)
-        if name in others:
-            _put(others[name], tensor, f"{file}: tensor {name}")
+        if name in spare:
+            _put(spare[name], tensor, f"{file}: tensor {name}")
             continue
         if name not in table:
             if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
