@@ -266,7 +266,9 @@ def test_splits_of_another_size_give_the_same(monkeypatch) -> None:
     case = make([(1, n) for n in (1, 65, 513, 1328)], 2, 1, 16, torch.float32)  # SPLIT is between the last two
     expected = paged_decode(*case.decode)
     monkeypatch.setattr(decode_module, "splits_of", lambda *_: (2, 3))
-    assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6
+    for programs in (3, 1):  # of a row: one for each split, and one that has all
+        monkeypatch.setattr(decode_module, "grid_of", lambda rows, heads, *_, of=programs: (heads, rows, of))
+        assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6
 
 
 def test_float64_is_refused_because_the_kernels_would_round_it() -> None:
