@@ -12,8 +12,8 @@ named. What is left out is proven for the public form only.
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache --values
 
-For each option, or with --sample X one of each convention, directly: its mutants in the folder's `options.yaml`, which have
-its form and another value, fail the checks they say and no other.
+For each option, or with --sample X one of each convention, directly: its mutants in the folder's `options.yaml`, which
+have its form and another value, fail the checks they say and no other.
 """
 
 from __future__ import annotations
