@@ -203,7 +203,8 @@ def _beside(source: str, own: Cell) -> str:
 
     Not what became of its own lines, which are not the learner's to change.
     """
-    source, original = without_helps(source), _visible(own).strip()
+    # An instructor's notebook has the hidden parts of its checks.
+    source, original = without_helps(split_hidden(source)[0]), _visible(own).strip()
     added = _without(source, [original])
     if added != source:
         return added if bound_names(plain_python(added)) else ""

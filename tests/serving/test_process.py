@@ -49,6 +49,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def engine_of(server: int) -> int:
+    """Its process. Another child of a server renders chat templates."""
+    [engine] = [child for child in children(server) if "serving.process" in Path(f"/proc/{child}/cmdline").read_text()]
+    return engine
+
+
 def has_ended(pid: int) -> bool:
     return state(pid) in ("", "Z")  # whoever is started by nobody in particular may stay a zombie in a container
 
@@ -156,7 +162,7 @@ def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server
     running = as_it_is_typed
     assert running.stdout is not None
     url = running.stdout.readline().split("/v1")[0]
-    [engine] = children(running.pid)
+    engine = engine_of(running.pid)
     with httpx.Client(base_url=url, timeout=600) as client:
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -180,7 +186,7 @@ def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any,
     """Steps go there as messages: the same text, and an error that names worker and step."""
     options = ("--worker", "process", "--dtype", "float32", "--engine-restarts", "0")
     running = inferlab(*options, cold_engine=True)
-    [engine] = children(running.pid)
+    engine = engine_of(running.pid)
     asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
     (worker,) = [
@@ -310,7 +316,7 @@ def stood_still(until: Any, inferlabs: Any) -> Iterator[Any]:
     """A server that was stopped while its engine computed, and went on: it, what its client got, and the timelines."""
     with inferlabs() as start:
         running = start("--dtype", "float32", "--shutdown-seconds", "600", cold_engine=True)
-        url, [engine] = running.url, children(running.pid)
+        url, engine = running.url, engine_of(running.pid)
         body = {**LONG, "max_tokens": 60, "logprobs": 20, "n": 32}  # some 20 KB in a step
 
         def ticks() -> int:
