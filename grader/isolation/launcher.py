@@ -228,7 +228,8 @@ class Launcher:
                 self.close()
                 if attempt == 2 or not again:
                     if self.insecure:
-                        raise ConnectionError(f"the process for learners' code cannot be started: {error}") from None
+                        why = f"{error}\n{said}".strip()
+                        raise ConnectionError(f"the process for learners' code cannot be started: {why}") from None
                     raise SandboxError(sandbox.diagnosis(said or str(error))) from None
                 self.start()
         raise AssertionError
