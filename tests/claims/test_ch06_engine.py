@@ -173,10 +173,10 @@ class LongestMatchFirst(Scheduler):
     def schedule(self, now: float) -> StepPlan:
         for request in list(self.waiting):
             match = self.kv.index.match_length(request.tokens, cache_key(request))
-            _, arrived = self._ranks[request.id]
+            _, arrived = self.ranks[request.id]
             self.waiting.remove(request.id)
-            self._ranks[request.id] = (-match, arrived)
-            self.waiting.push(request, self._ranks[request.id])
+            self.ranks[request.id] = (-match, arrived)
+            self.waiting.push(request, self.ranks[request.id])
         return super().schedule(now)
 
 

@@ -114,9 +114,9 @@ def test_a_part_of_your_own_serves_the_same_tokens(random_model: Callable, engin
     """Last come, first served: another order, the same tokens."""
 
     class LastComeFirst(Scheduler):
-        def _enroll(self, request) -> None:
-            super()._enroll(request)
-            self._ranks[request.id] = (-self._num_ranked, 0)
+        def enroll(self, request) -> None:
+            super().enroll(request)
+            self.ranks[request.id] = (-len(self.ranks), 0)
 
     model, config = random_model("float32"), EngineConfig(block_size=4, num_blocks=20, max_num_seqs=1)
     mine = Engine(model, config)
