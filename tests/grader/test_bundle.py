@@ -326,7 +326,7 @@ def test_the_released_labs_of_the_repository_have_no_leak() -> None:
     for path in sorted((data_root() / "labs").glob("[0-9]*_*/*.ipynb")):
         hidden = Hidden()
         hidden.add_lab(load_lab(data_root() / "solutions" / path.parent.name / path.name))
-        assert len(hidden.anywhere) > 100
+        assert len(hidden.anywhere) > 40  # lines of the solution, and of what its checks keep hidden
         assert notebook_leaks(path.read_text("utf-8"), path.name, hidden) == []
 
 
