@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grader.bootstrap import FIRST_LINE
-from grader.examination.intake import Added, Submission, plain_python
+from grader.examination.cell_source import plain_python
+from grader.examination.submission import Added, Submission
 from grader.labs.lab import Lab, LabError, comment_text, defined_names, load_lab, split_hidden, without_helps
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grader.examination.intake import Submission, learner_cells
 from grader.examination.kernel_source import in_cells, is_jitted
 from grader.examination.kernels import Kernel
+from grader.examination.submission import Submission, learner_cells
 from grader.examination.verdict import Missing, clean
 from grader.isolation.launcher import Launcher, LearnerProcess
 from grader.isolation.sandbox import MEMORY

@@ -23,11 +23,11 @@ from typing import Any
 from grader.checks import secret_seed
 from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, known_as, start
 from grader.examination.flags import flags
-from grader.examination.intake import Submission, learner_cells
 from grader.examination.needed import needed_cells
 from grader.examination.own_process import CELL, hash_of_role
 from grader.examination.reference import Reference, run_cell
 from grader.examination.roles import roles_from
+from grader.examination.submission import Submission, learner_cells
 from grader.examination.verdict import MAX_SEEN, check_result, clean, explain
 from grader.examination.written import texts_in
 from grader.isolation.launcher import Launcher

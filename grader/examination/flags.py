@@ -11,7 +11,8 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from grader.examination.intake import Submission, plain_python
+from grader.examination.cell_source import plain_python
+from grader.examination.submission import Submission
 from grader.labs.lab import Lab
 
 MAX_FLAGS = 20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from grader.examination.intake import Submission, learner_cells, plain_python
+from grader.examination.cell_source import plain_python
+from grader.examination.submission import Submission, learner_cells
 from grader.labs.lab import Cell, Lab
 
 

@@ -31,7 +31,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from grader.examination.examiner import examine, prepare
-from grader.examination.intake import Submission
+from grader.examination.submission import Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.convention import (
     Convention,

@@ -30,8 +30,8 @@ import yaml
 
 from grader.checks import PUBLIC_SECRET
 from grader.examination.examiner import Limits, examine, prepare
-from grader.examination.intake import Submission
 from grader.examination.needed import needed_cells
+from grader.examination.submission import Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, load_lab
 from grader.proofs.mutator import Mutant, mutants

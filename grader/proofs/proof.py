@@ -34,9 +34,9 @@ from typing import Any
 
 from grader.checks import secret_seed
 from grader.examination.examiner import Limits, check_result, examine, explain, prepare
-from grader.examination.intake import Submission, learner_cells
 from grader.examination.needed import needed_cells
 from grader.examination.reference import Reference, run_cell
+from grader.examination.submission import Submission, learner_cells
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, comment_text, defined_names
 from grader.labs.percent_file import percent_cells_of, percent_lab

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.examination.intake import plain_python
+from grader.examination.cell_source import plain_python
 
 GRAM, WINDOW = 12, 4
 MIN_PRINTS = 20  # less says nothing: a few lines can only be written in a few ways

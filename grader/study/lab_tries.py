@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chapters.learner_data import append_record, data_folder
-from grader.examination.intake import Submission, learner_cells, plain_python, stub_source
+from grader.examination.cell_source import plain_python, stub_source
 from grader.examination.needed import needed_cells
+from grader.examination.submission import Submission, learner_cells
 from grader.labs.lab import Cell, Lab
 from grader.results.result import Result
 

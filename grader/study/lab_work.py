@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grader.examination.intake import Refused, Submission, read_submission, rebuild
-from grader.examination.notebook_file import read_cells
+from grader.examination.intake import read_submission
+from grader.examination.notebook_file import Refused, read_cells
+from grader.examination.submission import Submission, rebuild
 from grader.labs.lab import Cell, Lab, LabError, find_lab, load_lab
 from grader.results.result import CheckResult, Result
 from grader.study import workspace

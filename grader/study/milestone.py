@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grader.examination.intake import Submission
+from grader.examination.submission import Submission
 from grader.labs.lab import Lab
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from grader.examination.intake import plain_python
+from grader.examination.cell_source import plain_python
 from grader.quiz.review import ReviewError, Reviews
 from grader.study import lab_log, workspace
 from grader.study.manifest import Chapter, Course, load_course

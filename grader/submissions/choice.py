@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from grader.examination.intake import Refused
-from grader.examination.notebook_file import MAX_BYTES, read_cells
+from grader.examination.notebook_file import MAX_BYTES, Refused, read_cells
 from grader.labs.lab import Lab
 from grader.submissions.handed_in import MAX_FILES, Entry, files_in_student_zip
 from grader.submissions.lms import Download, Owner

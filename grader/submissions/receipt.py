@@ -21,7 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from grader.examination.intake import Refused, read_submission, rebuild
+from grader.examination.intake import read_submission
+from grader.examination.notebook_file import Refused
+from grader.examination.submission import rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
 from grader.results.result import NO_CELLS

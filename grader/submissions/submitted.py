@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grader.examination.intake import Refused
+from grader.examination.notebook_file import Refused
 from grader.submissions.choice import what_counts
 from grader.submissions.handed_in import Entry, opened
 from grader.submissions.history import RECORD, DamagedReceipt, free_name, read_history

@@ -216,7 +216,7 @@ def test_a_sandbox_that_is_killed_is_not_taken_for_a_crash_of_the_code_in_it(
 ) -> None:
     from grader.examination.attempt import Lost
     from grader.examination.examiner import examine
-    from grader.examination.intake import Added, Submission
+    from grader.examination.submission import Added, Submission
 
     lab, solved = lab_and_solution
     sleeps = "Window.__len__ = lambda self: __import__('time').sleep(10**6)"

@@ -40,7 +40,7 @@ def lab(request: pytest.FixtureRequest) -> Any:
 
 def examined(lab: Any, launcher: Any, answers: dict[str, str], *added: str) -> Any:
     from grader.examination.examiner import examine
-    from grader.examination.intake import Added, Submission
+    from grader.examination.submission import Added, Submission
 
     cells = [Added(cell.grade_id, "code", source) for cell in lab.cells for source in added]
     return examine(lab, Submission(answers, cells), launcher, secret=b"sentinel")

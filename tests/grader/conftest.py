@@ -70,7 +70,7 @@ def examine(lab: Any, launcher: Any) -> Callable[..., Any]:
     """Examines the reference with some solution cells replaced: examine(Window="class Window: ...")."""
     from grader.examination.examiner import Limits
     from grader.examination.examiner import examine as run
-    from grader.examination.intake import Added, Submission
+    from grader.examination.submission import Added, Submission
 
     def examine_answers(added: tuple[str, ...] = (), **answers: str) -> Any:
         solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}

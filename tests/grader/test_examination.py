@@ -13,7 +13,7 @@ import pytest
 
 from grader.examination import attempt
 from grader.examination.examiner import Limits, _data_bytes, examine, prepare
-from grader.examination.intake import Added, Submission
+from grader.examination.submission import Added, Submission
 from grader.isolation.launcher import Ending
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import solution_notebook

@@ -46,7 +46,7 @@ def test_the_reference_earns_all_points(examine: Any, lab: Any) -> None:
 
 def test_the_stub_earns_nothing_and_says_what_is_not_written(lab: Any, launcher: Any, statuses: Any) -> None:
     from grader.examination.examiner import examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
 
     result = examine(lab, Submission(), launcher, secret=b"test")
     assert statuses(result) == dict.fromkeys(ALL, "not written")
@@ -110,7 +110,7 @@ def test_a_check_that_loops_over_endless_answers_times_out(lab: Any, launcher: A
     import json
 
     from grader.examination.examiner import Limits, examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
     from grader.labs.lab import lab_from_notebook
 
     # The bell of this check rings sooner; the other checks, and what comes before them, have all their time.
@@ -124,7 +124,7 @@ def test_a_check_that_loops_over_endless_answers_times_out(lab: Any, launcher: A
 
 def test_after_one_time_out_the_later_calls_of_a_submission_get_less(lab: Any, launcher: Any, hasty: Any) -> None:
     from grader.examination.examiner import Limits, examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     endless = Submission({**solved, "Window": window(length="while True: pass", append="while True: pass")})
@@ -143,7 +143,7 @@ def test_going_through_answers_that_never_end_is_bounded(lab: Any, launcher: Any
     import json
 
     from grader.examination.examiner import Limits, examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
     from grader.labs.lab import lab_from_notebook
 
     notebook = json.loads(solution_text.replace("assert len(w) == 0", "for row in w: pass\\nassert len(w) == 0"))
@@ -159,7 +159,7 @@ def test_once_time_outs_have_cost_enough_a_call_has_the_least_and_the_rest_a_bou
     lab: Any, launcher: Any, hasty: Any
 ) -> None:
     from grader.examination.examiner import Limits, examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     endless = Submission({**solved, "Window": window(length="while True: pass", append="while True: pass")})
@@ -358,7 +358,7 @@ def test_nothing_outlives_a_submission(examine: Any, tmp_path: Any) -> None:
 @pytest.mark.bwrap
 def test_a_killed_warm_process_is_replaced_for_the_next_submission(lab: Any) -> None:
     from grader.examination.examiner import examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
     from grader.isolation.launcher import Launcher
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grader.examination.flags import MAX_FLAG, MAX_FLAGS, flags
-from grader.examination.intake import Added, Submission
+from grader.examination.submission import Added, Submission
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.examination.intake import MAX_CODE, Refused, learner_cells, plain_python, read_submission, rebuild
+from grader.examination.cell_source import plain_python
+from grader.examination.intake import MAX_CODE, read_submission
+from grader.examination.notebook_file import Refused
+from grader.examination.submission import learner_cells, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.results.result import NO_CELLS, NO_MARKS
 from tests.examples import examples

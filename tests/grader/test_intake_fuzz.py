@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grader.examination.intake import DELETED, Refused, Submission, learner_cells, read_submission, rebuild
+from grader.examination.intake import read_submission
+from grader.examination.notebook_file import Refused
+from grader.examination.submission import DELETED, Submission, learner_cells, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
 from tests.examples import examples

@@ -132,7 +132,7 @@ BEGIN = f"""
 import json, os, sys, traceback, torch, triton, triton.language as tl
 from grader.checks import compiled, launch
 from grader.examination.examiner import examine
-from grader.examination.intake import Added, Submission
+from grader.examination.submission import Added, Submission
 from grader.examination.reference import run_cell
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Cell, Lab

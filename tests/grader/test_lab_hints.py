@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grader.examination.intake import Submission
 from grader.examination.needed import needed_cells
+from grader.examination.submission import Submission
 from grader.labs.lab import HELPS, Cell, Lab, LabError, lab_from_notebook, load_lab
 from grader.study.lab_hints import next_hint, steps
 from grader.study.lab_tries import TRIES, Tries, log_path, read_tries, record_asked, record_try

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grader.examination.examiner import examine as run
-from grader.examination.intake import Submission
+from grader.examination.submission import Submission
 from grader.isolation.launcher import Launcher
 
 # Run in a solution cell: an error in it costs all of the cell's checks.

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from grader.examination.examiner import Limits, examine
-from grader.examination.intake import Submission, read_submission
+from grader.examination.intake import read_submission
+from grader.examination.submission import Submission
 from grader.labs.lab import Lab, lab_from_notebook
 
 Cells = list[dict[str, Any]]

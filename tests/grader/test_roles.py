@@ -246,7 +246,7 @@ def roles_lab() -> Any:
 
 def examine_all_reduce(lab: Any, launcher: Any, source: str, **limits: float) -> Any:
     from grader.examination.examiner import Limits, examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     submission = Submission({**solved, "all_reduce": source})

@@ -182,7 +182,7 @@ def test_a_process_uses_its_own_processor_time_as_seen_from_here(isolated: Launc
 @pytest.mark.parametrize("lab", ["01_prefill_decode/metrics_sampling", "02_kv_cache/kv_cache"])
 def test_the_reference_has_all_points_inside(isolated: Launcher, lab: str) -> None:
     from grader.examination.examiner import examine
-    from grader.examination.intake import Submission
+    from grader.examination.submission import Submission
     from grader.labs.lab import load_lab
 
     loaded = load_lab(ROOT / "solutions" / f"{lab}.ipynb")

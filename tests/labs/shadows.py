@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grader.examination.attempt import kernel_names
 from grader.examination.examiner import Limits, examine
-from grader.examination.intake import Added, Submission
+from grader.examination.submission import Added, Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, defined_names, load_lab
 from grader.labs.percent_file import percent_lab

@@ -20,8 +20,8 @@ from typing import Any
 
 from grader.checks import secret_seed
 from grader.examination.examiner import prepare
-from grader.examination.intake import Submission
 from grader.examination.reference import Reference, run_cell
+from grader.examination.submission import Submission
 from grader.labs.lab import Cell, Lab
 from grader.labs.percent_file import percent_lab
 from grader.learner_side.peer import LAB_MODULE
