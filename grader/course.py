@@ -98,7 +98,7 @@ hidden tests are this course's own. For labs that differ from the public ones, m
 
 
 def is_full(text: str) -> bool:
-    """Whether the text of an error says that a disk, or somebody's share of it, is full."""
+    """Whether the text of an error says that a disk or a quota is full."""
     return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
 
 

@@ -28,7 +28,7 @@ def neutral(environment: Mapping[str, str], home: str) -> dict[str, str]:
         "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "1",
         # Nothing is fetched: what a test installs it has made, or finds installed.
         "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        # A checkout may belong to somebody else than who runs the tests, and they may have told git no name.
+        # A checkout may belong to another user than the one who runs the tests, and git may know no name.
         "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "3",
         "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
         "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "Test",

@@ -372,7 +372,7 @@ def test_a_run_takes_short_tests_and_what_a_change_touches_in_threads_and_killed
 
 
 def left(root: Path) -> dict[str, int]:
-    """How many tests of each file a run would leave out, were it nobody's turn."""
+    """How many tests of each file a run would leave out without any turn."""
     [*jobs] = Choice(root).jobs(False, True)
     return {name: len(tests) for job in jobs for name, tests in job.leave.items()}
 

@@ -47,7 +47,7 @@ def test_files_that_are_passed_keep_their_numbers_and_end_with_the_fork(warm: Wa
         command = warm.command(["-c", code, str(theirs.fileno())])
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     ours.sendall(b"hello")
-    assert (ours.recv(9), ours.recv(9)) == (b"HELLO", b""), "nobody else holds the other end"
+    assert (ours.recv(9), ours.recv(9)) == (b"HELLO", b""), "no other process holds the other end"
     assert process.wait(600) == 0
 
 

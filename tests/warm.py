@@ -48,7 +48,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class Warm:
     """The process that has imported `modules`. It and all its forks end with `close`, or with this process.
 
-    With an `address` it is one that somebody else has started, and ends.
+    With an `address` it is a process that is there already, and `close` leaves it.
     """
 
     def __init__(self, *modules: str, address: str | None = None, environment: Mapping[str, str] = os.environ):
@@ -158,7 +158,7 @@ def run(address: str, arguments: Sequence[str]) -> int:
             os.close(number)  # whoever waits for the end of a pipe waits for the fork alone
         answer = int(server.recv(64) or 1)
     if answer < 0:
-        with contextlib.suppress(OSError):  # of SIGKILL nobody can say what it does
+        with contextlib.suppress(OSError):  # the action of SIGKILL cannot be set
             signal.signal(-answer, signal.SIG_DFL)
         os.kill(os.getpid(), -answer)
     return answer
@@ -298,7 +298,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
     import importlib
     import selectors
 
-    # With it jsonschema knows what an IRI is, which nobody asks here; to import it takes three seconds.
+    # With it jsonschema checks IRIs, which is not needed here; to import it takes three seconds.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     for name in modules:
         importlib.import_module(name)

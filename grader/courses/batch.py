@@ -223,7 +223,7 @@ def _keep(root: Path, setup: Setup, student: str, outcome: str | Exception, reco
             result.received = read_intake(root, setup.slug, student).get("received", "")
     else:
         result = result_from_json(outcome)
-    if result.status == "machinery" and is_full(result.reason):  # nobody's zero: the run stops, and is done again
+    if result.status == "machinery" and is_full(result.reason):  # no zero is recorded: the run stops, and is done again
         raise CourseError(f"{FULL} ({result.reason[:300]})")
     save_result(root, result)
     return _record(root, setup, student, recorder)

@@ -65,7 +65,7 @@ def _owners(cells: list[FileCell], lab: Lab, notes: list[str]) -> list[str | Non
     """For each cell of a file the grade_id of the lab's cell that it is, or None.
 
     By metadata first. Where a tool has lost that, or moved it, the cell's id says it as well: releases give a cell its
-    grade_id for an id, and no editor gives such an id to a new cell. Where both are lost, a cell that nobody changed is
+    grade_id for an id, and no editor gives such an id to a new cell. Where both are lost, an unchanged cell is
     known by its text.
     """
     known = {cell.grade_id for cell in lab.cells}

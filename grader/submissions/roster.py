@@ -64,7 +64,7 @@ class Roster:
         self._taken.add(student_id.casefold())
 
     def given(self, key: str) -> str | None:
-        """The id that a person who is not in the roster was given, if any."""
+        """The id that was given to a sender outside the roster, if any."""
         return self._given.get(key)
 
     def put(self, student: Student) -> None:

@@ -170,7 +170,7 @@ def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
 
 
 def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection) -> None:
-    """The process. When its parent is gone it ends with the next line, which nobody receives."""
+    """The process. When its parent is gone it ends with the next line: the pipe is closed."""
     receiving.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     [case] = [case for case in [gpu_cases.LIMITS, *gpu_cases.CASES] if case.name == name]

@@ -1,4 +1,4 @@
-"""A disk that is really full, a small one: `run` says so in one line, gives nobody zero, and loses nothing."""
+"""A disk that is really full, a small one: `run` says so in one line, records no zero, and loses nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_full_disk_is_said_in_one_line_gives_nobody_zero_and_the_next_run_reco
     from grader.courses.scores import scores
 
     expected = {score.student: score.score for score in scores(course, "01_toy") if score.score is not None}
-    shutil.copy(released_course(tmp_path / "new") / "gradebook.db", course)  # in which nobody is graded yet
+    shutil.copy(released_course(tmp_path / "new") / "gradebook.db", course)  # before any grade
     (course / "results" / "01_toy" / "recorded.log").unlink()
     shutil.rmtree(course / "autograded")
     disk = tmp_path / "disk"
