@@ -15,7 +15,8 @@ from pathlib import Path
 
 from grader.labs.lab import Lab
 from grader.labs.percent_file import percent_lab
-from grader.proofs.proof import Case, cases, compute_as_in_a_learners_process, kept_kernels, run_directly
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels, run_directly
+from grader.proofs.proof import Case, cases
 
 SECRETS = ("autumn", "winter")  # besides `proof`, with which the proof itself runs every case
 

@@ -47,15 +47,8 @@ from grader.labs.convention import (
     validate,
 )
 from grader.labs.lab import Lab, LabError
-from grader.proofs.proof import (
-    LIMITS,
-    Case,
-    Reached,
-    cases,
-    compute_as_in_a_learners_process,
-    kept_kernels,
-    run_directly,
-)
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels, run_directly
+from grader.proofs.proof import LIMITS, Case, Reached, cases
 
 SECRET = b"proof"
 WRONG_VALUES = "options.yaml"

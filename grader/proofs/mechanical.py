@@ -34,8 +34,8 @@ from grader.examination.needed import needed_cells
 from grader.examination.submission import Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, load_lab
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels
 from grader.proofs.mutator import Mutant, mutants
-from grader.proofs.proof import compute_as_in_a_learners_process, kept_kernels
 from grader.results.result import CheckResult
 
 SURVIVORS = "survivors.yaml"

@@ -18,7 +18,8 @@ from grader.examination.submission import Added, Submission
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, defined_names, load_lab
 from grader.labs.percent_file import percent_lab
-from grader.proofs.proof import Case, compute_as_in_a_learners_process, kept_kernels, prove, report
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels
+from grader.proofs.proof import Case, prove, report
 
 NOTHING, SOLVED = "nothing written", "all solved"
 

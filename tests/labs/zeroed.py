@@ -25,7 +25,8 @@ from grader.examination.submission import Submission
 from grader.labs.lab import Cell, Lab
 from grader.labs.percent_file import percent_lab
 from grader.learner_side.peer import LAB_MODULE
-from grader.proofs.proof import Reached, compute_as_in_a_learners_process, kept_kernels
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels
+from grader.proofs.proof import Reached
 from tests.labs.shadows import quicken
 
 SECRET = b"zeroed"
