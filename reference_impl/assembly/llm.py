@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,6 +24,7 @@ from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.draft_folder import load_draft, parts_with_draft, with_method
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.generation import Generation, embedding, with_all_calls
 from reference_impl.assembly.gguf import take_texts
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
@@ -32,14 +32,8 @@ from reference_impl.assembly.model import dummy_model, load_model
 from reference_impl.assembly.names import options_of
 from reference_impl.assembly.outputs import (
     CompletionOutput,
-    Cut,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestOutput,
-    completion,
-    cut_by,
-    logprob_dicts,
-    stop_reason,
 )
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
@@ -48,11 +42,10 @@ from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
 from reference_impl.features.beams.search import Beam, beam_search
 from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice, shown_tools
-from reference_impl.features.chat.tool_calls import PARSERS, check_parser, parse
+from reference_impl.features.chat.tool_calls import check_parser
 from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.features.grammars.bad_words import BadWords
 from reference_impl.features.sizing.memory import give_back
-from reference_impl.features.texts.stream import AskedTextStream
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.gguf_file import is_gguf
 from reference_impl.models.gguf_model import read_config
@@ -201,7 +194,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         prompts = [self.chat_prompt(one, shown, **options) for one in conversations(messages)]
         outputs = self.generate(prompts, _either(sampling, sampling_params))
         parser = self.tool_call_parser
-        return outputs if not shown or parser is None else [_with_all_calls(output, parser) for output in outputs]
+        return outputs if not shown or parser is None else [with_all_calls(output, parser) for output in outputs]
 
     def get_tokenizer(self) -> Any:
         """vLLM's: the tokenizer of `transformers` for the model's folder (`self.tokenizer` is that of `tokenizers`).
@@ -239,7 +232,7 @@ class LLM(core_llm.LLM, ChatEncoder):
             for request in requests:
                 if request.finish_reason is None:
                     self.engine.abort(request.id)
-        return [_embedding(request, normalize) for request in requests]
+        return [embedding(request, normalize) for request in requests]
 
     def beam_search(
         self, prompt: AnyPrompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
@@ -291,119 +284,10 @@ class LLM(core_llm.LLM, ChatEncoder):
         super().leave(generation)
 
 
-class Generation(core_llm.Generation):
-    """One request with its text. others: with n > 1, the other samples of the same prompt.
-
-    What fails while its tokens become text, log-probabilities or calls ends it with finish_reason "error", and no other
-    request: `Request.error` says why.
-    """
-
-    engine: Engine
-
-    def __init__(self, llm: LLM, request: Request):
-        super().__init__(llm, request)
-        self.llm, p = llm, request.sampling
-        if llm.tokenizer and (p.include_stop_str_in_output or not p.skip_special_tokens or (p.min_tokens and p.stop)):
-            self.text = AskedTextStream(llm.tokenizer, request.tokens[: request.num_prompt_tokens], p)
-        if not p.detokenize:
-            self.text = None
-        self.others: list[Generation] = []
-        self.prompt: str | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        return super().unfinished or any(other.unfinished for other in self.others)
-
-    def push(self, tokens: Sequence[int]) -> None:
-        ended = self.request.finish_reason == "stop" and self.request.sampling.include_stop_str_in_output
-        if ended and isinstance(self.text, AskedTextStream):
-            self.text.last = tokens[-1]
-        try:
-            super().push(tokens)
-        except Exception as error:
-            self.fail(error)
-
-    def take_back(self, num_tokens: int) -> None:
-        super().take_back(num_tokens)
-        self.engine.trace.amend(self.request.id, "stop", len(self.request.output_tokens))
-
-    def fail(self, why: Exception) -> None:
-        """Ends it with an error, also if it had ended."""
-        r = self.request
-        r.error = f"request {r.id!r}: its output cannot be given: {type(why).__name__}: {why}"
-        logger.error("%s", r.error, exc_info=why)
-        if r.id in self.engine.requests:
-            self.engine.abort(r.id, "error")
-        else:
-            r.finish_reason = "error"
-            self.engine.trace.amend(r.id, "error", len(r.output_tokens))
-
-    def output(self) -> RequestOutput:
-        r = self.request
-        try:
-            dicts = logprob_dicts(r.logprobs, self.llm) if r.sampling.logprobs is not None else None
-        except Exception as error:
-            self.fail(error)
-            dicts = None
-        plain, others = super().output(), tuple(other.output() for other in self.others)
-        own = completion(r.sample_index, plain, dicts, self.stop_reason)
-        return RequestOutput(
-            **{field.name: getattr(plain, field.name) for field in fields(plain)},
-            metrics=self.engine.trace.metrics(r.id),
-            others=others,
-            prompt_logprobs=None if r.sampling.prompt_logprobs is None else [None, *r.prompt_logprobs],
-            error=r.error,
-            prompt=self.prompt,
-            outputs=(own, *(output for other in others for output in other.outputs)),
-            cut_by=self.cut_by,
-            stop_reason=self.stop_reason,
-        )
-
-    @property
-    def cut_by(self) -> Cut | None:
-        """Of a request that ended by its length: what bounded it."""
-        return cut_by(self.request, self.engine.max_model_len) if self.finish_reason == "length" else None
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The stop string, or the token of stop_token_ids, that ended it."""
-        return stop_reason(self.request, None if self.text is None else self.text.stopped_by)
-
-
 def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling | None:
     if sampling is not None and sampling_params is not None:
         raise TypeError("sampling and sampling_params are the same: leave one out")
     return sampling_params if sampling is None else sampling
-
-
-def _embedding(request: Request, normalize: bool) -> EmbeddingRequestOutput:
-    found = request.embedding
-    if found is None:
-        why = request.error or (
-            f"request {request.id!r} ended by {request.finish_reason!r} and has no embedding: it was aborted, or the "
-            "executor computes no hidden states"
-        )
-        raise RuntimeError(why)
-    length = math.hypot(*found) if normalize else 1.0
-    numbers = [number / length for number in found] if length else found
-    return EmbeddingRequestOutput(request.id, request.tokens[: request.num_prompt_tokens], EmbeddingOutput(numbers))
-
-
-def _with_all_calls(output: RequestOutput, parser: str) -> RequestOutput:
-    others = tuple(_with_calls(other, parser) for other in output.others)
-    return replace(_with_calls(output, parser), others=others)
-
-
-def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:
-    try:
-        text, calls = parse(output.text, PARSERS[parser]())
-    except Exception as error:  # of this answer alone
-        logger.exception("calls of tools in request %r", output.request_id)
-        return replace(output, finish_reason="error", error=f"its calls of tools: {type(error).__name__}: {error}")
-    if not calls:
-        return output
-    reason = "tool_calls" if output.finish_reason == "stop" else output.finish_reason
-    return replace(output, text=text, tool_calls=tuple(calls), finish_reason=reason)
 
 
 def _split(
