@@ -22,9 +22,11 @@ from typing import Any
 
 import torch
 
-from reference_impl.bench import gpu_cases, gpu_rows, harness, kernels
-from reference_impl.bench.gpu_cases import Bench, Case, Job, LeftOut
+from reference_impl.bench import gpu_cases, gpu_rows, gpu_warm, harness, kernels
+from reference_impl.bench.gpu_cases import Case
+from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.gpu_warm import Job
 
 WARM = 60.0  # seconds
 WORKERS = 14  # that compile ahead, at most: each has a context of the driver's and some gigabytes of the GPU
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # of the processes that measure, before a kernel is defined
     elif options.warm > 0 and not options.only:
-        for problem in compile_ahead(gpu_cases.jobs(), min(WORKERS, os.cpu_count() or 1), options.warm):
+        for problem in compile_ahead(gpu_warm.jobs(), min(WORKERS, os.cpu_count() or 1), options.warm):
             print(problem, flush=True)
     device, dtype = ("cpu", torch.float32) if options.dry_run else ("cuda", torch.bfloat16)
     bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline)
@@ -193,7 +195,7 @@ def compile_ahead(jobs: Sequence[Job], workers: int, seconds: float, tiny: bool 
     them on disk."""
     deadline, problems, done = time.monotonic() + seconds, list[str](), 0
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        found = pool.imap_unordered(gpu_cases.compiled, [(job, tiny) for job in jobs])
+        found = pool.imap_unordered(gpu_warm.compiled, [(job, tiny) for job in jobs])
         try:
             while done < len(jobs):
                 problems += filter(None, [found.next(timeout=max(0.0, deadline - time.monotonic()))])

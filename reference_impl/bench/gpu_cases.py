@@ -9,151 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import itertools
-import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from reference_impl.assembly.llm import LLM, Generation
-from reference_impl.assembly.worker import LocalExecutor
-from reference_impl.bench import harness, kernel_cases, kernels, peer
-from reference_impl.bench.gpu_bounds import Limits, work_of
+from reference_impl.bench import harness, kernel_cases, kernels
+from reference_impl.bench.gpu_bounds import work_of
+from reference_impl.bench.gpu_engines import (
+    TOKENS,
+    Bench,
+    Tokens,
+    greedy,
+    prompts_of,
+    requests,
+    statistics_of,
+    timed,
+)
+from reference_impl.bench.gpu_peers import PEER_ROWS, peers
 from reference_impl.bench.gpu_rows import Row
-from reference_impl.bench.kernel_cases import Place
-from reference_impl.features.fusion.decoder import FusedDecoder
+from reference_impl.bench.kernel_work import Place
 from reference_impl.interfaces import SamplingParams
-from reference_impl.models.shapes import SHAPES
 
-# The same families with everything small, for a dry run: Hugging Face configs.
-_TINY = {
-    "vocab_size": 10_240, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
-}  # fmt: skip
-TINY: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {**_TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "qwen3-0.6b": {**_TINY, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
-    "qwen3-30b-a3b": {
-        **_TINY, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1,
-    },
-}  # fmt: skip
-# Tokens that the cache has room for, and requests in a step: the 256 requests of the workload all at once; a batch of
-# 256 with 512 tokens and some more. An engine with quantized weights serves one stream.
-ROOM = {"qwen3-0.6b": (290_000, 256), "llama-3-8b": (256 * 640, 256), "qwen3-30b-a3b": (64 * 640, 64)}
-BLOCK_SIZE = 64  # tokens in a KV block on the GPU; the engine's own default, 16, is for readability
 LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph
 GRAPH_KERNELS = 1000
-SPARE_SECONDS = 180.0  # with less left, the static cache, whose step `transformers` compiles, would cost later cases
-TOKENS = "tokens/s"
-Tokens = list[list[int]]
-
-
-class LeftOut(Exception):
-    """There is not enough time left for this, or this machine has no such peer."""
-
-
-@dataclass
-class Bench:
-    """Device and time; what is known of this machine; and the engines of the case that runs.
-
-    tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
-    raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    tiny: bool = False
-    rounds: int = 5
-    deadline: float = float("inf")
-    raw_limits: dict[str, float] = field(default_factory=dict)
-    configurations: dict[str, Any] = field(default_factory=dict)
-    stamp: dict[str, Any] = field(default_factory=dict)
-    _engines: dict[str, LLM] = field(default_factory=dict)
-
-    def limit(self, count: Callable[[Limits], float]) -> float | None:
-        """count(limits of this machine); None where they could not be measured."""
-        return count(Limits(self.raw_limits["copy"], self.raw_limits["16 bits"])) if self.raw_limits else None
-
-    def pick(self, real: Any, tiny: Any) -> Any:
-        return tiny if self.tiny else real
-
-    @property
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
-
-    def need(self, seconds: float) -> None:
-        """LeftOut unless so many seconds are left. A dry run needs only that the deadline has not passed."""
-        if self.left < self.pick(seconds, 0):
-            raise LeftOut(f"left out: needs about {seconds:.0f} s, {max(0.0, self.left):.0f} s are left")
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def llm(self, shape: str, folder: Path | None = None, **options: Any) -> LLM:
-        """The engine of this shape and these options, made on first use: with random weights, or a folder's."""
-        tokens, seats = self.pick((4096, 1) if "quantization" in options else ROOM[shape], (4096, 8))
-        block_size = self.pick(BLOCK_SIZE, 16)
-        options = {
-            "dtype": self.dtype, "device": self.device, "block_size": block_size, "max_num_seqs": seats,
-            "num_blocks": -(-tokens // block_size) + 2 * seats, "max_num_batched_tokens": self.pick(16_384, 512),
-            "max_model_len": self.pick(8192 if shape == "llama-3-8b" else 4096, 2048), "prefix_cache": "off",
-        } | options  # fmt: skip
-        key = f"{folder or shape} {sorted(options.items(), key=str)}"
-        if key not in self._engines:
-            what: Any = TINY[shape] if self.tiny else shape
-            began = time.monotonic()
-            self._engines[key] = LLM(
-                folder or None, shape=None if folder else what, dummy_weights=not folder, **options
-            )
-            # As a server does (serving/worker.py): the garbage collector then scans what requests leave, not the model.
-            gc.collect()
-            gc.freeze()
-            said = {name: value if isinstance(value, int) else str(value) for name, value in options.items()}
-            self.configurations[key] = {"options": said, "seconds_to_make": time.monotonic() - began}
-        return self._engines[key]
-
-    def known(self) -> dict[str, Any]:
-        """For the record: of this machine, and what the engines are, with what they chose to compute with so far."""
-        for key, llm in self._engines.items():
-            engine, work = llm.engine, work_of(llm.engine)
-            self.configurations[key] |= {
-                "bytes_per_step_but_kv": work.weights(1), "kv_bytes_per_token": work.kv,
-                "num_parameters": engine.model.num_parameters(), "overlaps": engine.overlaps,
-                "graphs": isinstance(engine.executor, LocalExecutor) and engine.executor.graphs is not None,
-                "attention": type(engine.attention).__name__, "executor": statistics_of(llm),
-                "choices": engine.model.choices() if isinstance(engine.model, FusedDecoder) else {},
-            }  # fmt: skip
-        return {"raw_limits": self.raw_limits, "configurations": self.configurations, "stamp": self.stamp}
-
-    def learn(self, known: dict[str, Any]) -> None:
-        self.raw_limits, self.configurations, self.stamp = (
-            known[name] for name in ("raw_limits", "configurations", "stamp")
-        )
-
-
-def statistics_of(llm: LLM) -> dict[str, Any]:
-    """What the executor counts: steps replayed from graphs, and others. Empty where it counts nothing."""
-    executor = llm.engine.executor
-    return dict(vars(executor.stats)) if isinstance(executor, LocalExecutor) else {}
-
-
-def prompts_of(count: int, length: int) -> Tokens:
-    """Different ids in each, below any vocabulary here."""
-    return [[(7 * i + 13 * j) % 10_000 for j in range(length)] for i in range(count)]
-
-
-def greedy(new_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
 
 
 # Decoding: one stream, a sweep of batch sizes, experts, and how long the GPU is idle.
@@ -320,29 +204,6 @@ def waiting(llm: LLM) -> Iterator[list[float]]:
 # Whole requests: nano-vllm's benchmark, prefill alone, `transformers`.
 
 
-def requests(count: int = 256, longest_prompt: int = 1024, longest_output: int = 1024) -> tuple[Tokens, list[int]]:
-    """(prompts as token ids, tokens of output each), as `bench.py` of nano-vllm draws them, in its order."""
-    draw = random.Random(0)
-    shortest = min(100, longest_prompt // 2), min(100, longest_output // 2)
-    prompts = [
-        [draw.randint(0, 10_000) for _ in range(draw.randint(shortest[0], longest_prompt))] for _ in range(count)
-    ]
-    return prompts, [draw.randint(shortest[1], longest_output) for _ in range(count)]
-
-
-def timed(bench: Bench, llm: LLM, prompts: Tokens, sampling: list[SamplingParams]) -> tuple[float, Tokens]:
-    """(seconds of generate, tokens of output). RuntimeError where a request did not get as many as it asked for."""
-    bench.wait()
-    began = time.perf_counter()
-    outputs = llm.generate(prompts, sampling)
-    seconds, given = time.perf_counter() - began, [output.token_ids for output in outputs]
-    if [len(tokens) for tokens in given] != [one.max_tokens for one in sampling]:
-        raise RuntimeError(
-            f"expected {sum(one.max_tokens or 0 for one in sampling)} tokens, got {sum(map(len, given))}"
-        )
-    return seconds, given
-
-
 def workload(bench: Bench, name: str, **options: Any) -> Iterator[Row]:
     """nano-vllm's: temperature 0.6, no request stops early, after a short warm-up; output over seconds of generate."""
     llm, longest = bench.llm("qwen3-0.6b", **options), bench.pick((256, 1024, 1024), (6, 24, 8))
@@ -402,85 +263,6 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def peers(bench: Bench) -> Iterator[Row]:
-    """The same weights, drawn by `transformers` and loaded by both, the same prompts, as many greedy tokens.
-
-    Without FlashAttention `transformers` runs its continuous batching on paged SDPA, about five times slower than its
-    path through FlashAttention-3.
-    """
-    if importlib.util.find_spec("transformers") is None:
-        raise LeftOut("left out: transformers is not installed here")
-    with tempfile.TemporaryDirectory() as name:
-        theirs = peer.random_transformers(bench.pick(SHAPES, TINY)["qwen3-0.6b"], Path(name), bench.dtype, bench.device)
-        room = {"num_blocks": bench.pick(64 * 1152 // BLOCK_SIZE + 256, 256), "max_num_seqs": 64}
-        llm = bench.llm("qwen3-0.6b", folder=Path(name), **room)
-        new = bench.pick(128, 6)
-
-        def generate(prompts: Tokens, cache: str) -> tuple[float, Tokens]:
-            began = time.perf_counter()
-            tokens = theirs.padded(prompts, [new] * len(prompts), cache)
-            return time.perf_counter() - began, tokens
-
-        def continuous(prompts: Tokens) -> tuple[float, Tokens]:
-            tokens = theirs.continuous(prompts, [new] * len(prompts), *bench.pick((256, 8192), (32, 512)))
-            return theirs.seconds, tokens
-
-        def ours(prompts: Tokens) -> tuple[float, Tokens]:
-            return timed(bench, llm, prompts, [greedy(new)] * len(prompts))
-
-        one, many = prompts_of(1, bench.pick(1024, 24)), requests(*bench.pick((64, 1024, 1024), (4, 24, 8)))[0]
-        runs = {"ours": partial(ours, one), "generate, dynamic cache": partial(generate, one, "dynamic")}
-        static = {"generate, static cache": "left out: no time to compile"}
-        if bench.tiny or bench.left > SPARE_SECONDS:
-            runs, static = runs | {"generate, static cache": partial(generate, one, "static")}, {}
-        yield compared(bench, PEER_ROWS[0], theirs, one, new, runs, static)
-        runs = {"ours": partial(ours, many), "padded generate": partial(generate, many, "dynamic")}
-        runs["continuous batching, paged SDPA"] = partial(continuous, many)
-        yield compared(bench, PEER_ROWS[1], theirs, many, new, runs, {})
-
-
-def compared(
-    bench: Bench, metric: str, theirs: peer.Transformers, prompts: Tokens, new: int,
-    runs: Mapping[str, Callable[[], tuple[float, Tokens]]], left_out: dict[str, str],
-) -> Row:  # fmt: skip
-    """Each in its turn; the first round warms up. A peer that cannot run is named, with its reason. Where greedy tokens
-    diverge, the two must be a near-tie."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    texts: dict[str, Tokens] = {}
-    problems = dict(left_out)
-    for turn, name in itertools.product(range(bench.pick(3, 1) + 1), runs):
-        if name in problems or (turn > 1 and bench.left < 20):
-            continue
-        try:
-            taken, texts[name] = runs[name]()
-        except Exception as error:
-            if name == "ours":
-                raise
-            problems[name] = f"{type(error).__name__}: {error}"[:200]
-            continue
-        seconds[name] += [taken] * (turn > 0)
-    same, differs = dict[str, Any](), list[str]()
-    for name, tokens in texts.items():
-        if [len(row) for row in tokens] != [new] * len(prompts):
-            raise RuntimeError(f"{name}: expected {new} tokens for each prompt, got {[len(row) for row in tokens]}")
-        try:
-            same |= {} if name == "ours" else {name: peer.agreement(theirs, prompts, texts["ours"], tokens)}
-        except RuntimeError as error:  # the times are measured, and worth keeping
-            differs.append(f"{name}: {error}"[:300])
-    rates = {name: [len(prompts) * new / s for s in taken] for name, taken in seconds.items() if taken}
-    others = {name: statistics.median(values) for name, values in rates.items() if name != "ours"}
-    best = max(others, key=others.__getitem__) if others else None
-    notes = [f"{name} did not run: {problem}" for name, problem in problems.items()]
-    return Row(
-        metric, TOKENS, harness.spread(rates["ours"]), peer=None if best is None else (best, others[best]),
-        note="; ".join(["with prefill", *notes]), problem="; ".join(sorted(differs)),
-        detail={
-            "seconds": seconds, "tokens_per_second": others, "same_tokens": same, "did_not_run": problems,
-            "prompt_tokens": [len(p) for p in prompts], "new_tokens": new,
-        },
-    )  # fmt: skip
-
-
 # The machine, and its kernels.
 
 
@@ -525,50 +307,6 @@ def kernels_with_goals(bench: Bench) -> Iterator[Row]:
         yield kernels.row_of(case.name, result["cases"][case.name])
 
 
-# What is compiled ahead: (shape, options, requests in a step: each of these has tiles of its own).
-ENGINES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
-    ("qwen3-0.6b", {}, (64, 32, 8)),
-    ("llama-3-8b", {}, (64, 32, 8)),
-    ("qwen3-30b-a3b", {}, (64, 8)),
-    ("llama-3-8b", {"quantization": "fp8"}, (1,)),
-    ("llama-3-8b", {"quantization": "int4"}, (1,)),
-    ("qwen3-0.6b", {"kv_dtype": "fp8"}, (8,)),
-]
-Job = str | tuple[str, dict[str, Any], int]  # the name of a kernel's case, or an engine
-
-
-def jobs() -> list[Job]:
-    """Kernels first, by name: they are short, and the tests that come next launch them; then the longest."""
-    engines = [(shape, options, n) for shape, options, rows in ENGINES for n in rows]
-    return [*(case.name for case in kernel_cases.CASES), *engines]
-
-
-def compiled(given: tuple[Job, bool]) -> str:
-    """Does the work of (job, tiny), with models of two layers. Returns what went wrong, or ""."""
-    job, tiny = given
-    try:
-        if isinstance(job, str):
-            [case] = [case for case in kernel_cases.CASES if case.name == job]
-            device, dtype = ("cpu", torch.float16) if tiny else ("cuda", torch.bfloat16)
-            case.make(Place(torch.device(device), dtype, tiny)).ours()
-            return ""
-        shape, options, rows = job
-        where: dict[str, Any] = (
-            {"dtype": "float32", "device": "cpu"} if tiny else {"dtype": "bfloat16", "device": "cuda"}
-        )
-        llm = LLM(
-            shape=TINY[shape] if tiny else SHAPES[shape] | {"num_hidden_layers": 2}, dummy_weights=True, **where,
-            block_size=BLOCK_SIZE, num_blocks=64, max_num_seqs=rows, max_model_len=2048, prefix_cache="off", **options,
-        )  # fmt: skip
-        llm.engine.capture_graphs(1)  # of each number of rows, for the shortest contexts: all have the same kernels
-        for length in (1000, 100, 3):  # they cover every choice made by the number of tokens
-            llm.generate([[1] * length], SamplingParams(max_tokens=2, temperature=0.6, ignore_eos=True))
-        llm.engine.close()
-    except Exception as error:  # what stops one job must not stop the others
-        return f"{job}: {type(error).__name__}: {str(error).strip()[:200]}"
-    return ""
-
-
 @dataclass(frozen=True)
 class Case:
     """rows: the metrics that `run` gives, one after another. seconds: how long it takes, with its kernels compiled
@@ -593,7 +331,6 @@ def _sweep(shape: str, seconds: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16,
 STREAM, BATCH = "one stream, context 1k, {}", "256 requests of nano-vllm, qwen3-0.6b {}"
 LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP8", "launch gap in a graph")
 IDLE_ROWS = ("GPU idle, qwen3-0.6b, B 256", "GPU waits for the host, same", "work of the host per step, same")
-PEER_ROWS = ("generate, qwen3-0.6b bf16, 1,024 in and 128 out", "64 requests, qwen3-0.6b bf16, 128 out each")
 KERNELS = [case for case in kernel_cases.CASES if case.goal is not None]
 LIMITS = Case("limits", LIMIT_ROWS, 12, limits)
 CASES = [

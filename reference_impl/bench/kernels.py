@@ -21,7 +21,8 @@ import torch
 
 from reference_impl.bench import harness
 from reference_impl.bench.gpu_rows import Row
-from reference_impl.bench.kernel_cases import CASES, Case, Goal, Place, wrong
+from reference_impl.bench.kernel_cases import CASES
+from reference_impl.bench.kernel_work import Case, Goal, Place, wrong
 
 NEEDS = (
     "expected a GPU that torch sees (torch.cuda.is_available()), Triton, and no TRITON_INTERPRET; --dry-run tries this "

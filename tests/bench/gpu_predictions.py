@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from reference_impl.bench.gpu_bounds import Limits, Work
-from reference_impl.bench.gpu_cases import BATCH, GOALS, STREAM, requests
+from reference_impl.bench.gpu_cases import BATCH, GOALS, STREAM
+from reference_impl.bench.gpu_engines import requests
 from reference_impl.bench.gpu_rows import number
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.model_shapes import ModelShape, model

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import reference_impl
-from reference_impl.bench import gpu, gpu_cases, gpu_rows, harness, kernels
-from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Bench, Case, LeftOut
+from reference_impl.bench import gpu, gpu_cases, gpu_engines, gpu_peers, gpu_rows, harness, kernels
+from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Case
+from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.bench.kernel_cases import CASES as KERNELS
 from reference_impl.interfaces import SamplingParams
@@ -97,7 +98,7 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, t
     by_name = {row["metric"]: row for row in result["rows"]}
     for metric, (goal, stretch, unit) in gpu_cases.GOALS.items():
         assert (by_name[metric]["goal"], by_name[metric]["stretch"], by_name[metric]["unit"]) == (goal, stretch, unit)
-    for metric in gpu_cases.PEER_ROWS:
+    for metric in gpu_peers.PEER_ROWS:
         assert by_name[metric]["detail"]["did_not_run"] == {}
         assert by_name[metric]["peer"][0] in by_name[metric]["detail"]["same_tokens"]
     assert result["complete"]
@@ -372,7 +373,7 @@ def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
     bench = tiny()
     llm = bench.llm("llama-3-8b", max_num_seqs=2)
     with pytest.raises(RuntimeError, match=r"a decoding step gave \d tokens to 3 requests"):
-        gpu_cases.steady(bench, "three", llm, gpu_cases.prompts_of(3, 8), 2, 2)
+        gpu_cases.steady(bench, "three", llm, gpu_engines.prompts_of(3, 8), 2, 2)
     assert not llm.engine.requests  # and nobody is left behind
 
 
@@ -402,7 +403,7 @@ def test_beside_load_a_dry_run_of_a_profile_is_no_error(monkeypatch: pytest.Monk
 
 def test_windows_count_tokens_and_contexts_of_every_request() -> None:
     bench = tiny()
-    row = gpu_cases.steady(bench, "three", bench.llm("llama-3-8b"), gpu_cases.prompts_of(3, 10), 2, 2, warm=2)
+    row = gpu_cases.steady(bench, "three", bench.llm("llama-3-8b"), gpu_engines.prompts_of(3, 10), 2, 2, warm=2)
     first, second = row.detail["contexts"]
     assert second - first == 2.0
     assert 10 + 2 <= first <= 10 + 8
@@ -445,7 +446,7 @@ class Peer:
 
 
 def compared(**runs: Any) -> Row:
-    return gpu_cases.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
+    return gpu_peers.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
 
 
 def test_a_peer_that_cannot_run_is_named_and_we_are_measured() -> None:

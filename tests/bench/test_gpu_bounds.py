@@ -13,7 +13,7 @@ import torch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import build_model, dummy_model
-from reference_impl.bench import gpu_cases
+from reference_impl.bench import gpu_engines
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
 from reference_impl.features.windows.groups import kv_specs
 from reference_impl.kernels import reference
@@ -22,7 +22,7 @@ from reference_impl.models.quantization.methods import Int4
 from reference_impl.models.shapes import SHAPES, config_of_shape
 from reference_impl.theory import kv_cache, latency, model_shapes
 
-TINY, EXPERTS = gpu_cases.TINY["llama-3-8b"], gpu_cases.TINY["qwen3-30b-a3b"]
+TINY, EXPERTS = gpu_engines.TINY["llama-3-8b"], gpu_engines.TINY["qwen3-30b-a3b"]
 H200 = Limits(copy=4.3e12, matrix=790e12)  # as the project's goals assume it
 DENSE = ("llama-3-8b", "qwen3-0.6b")
 
@@ -124,7 +124,7 @@ def test_the_workload_is_nano_vllms_to_the_token() -> None:
     random.seed(0)
     prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
     outputs = [random.randint(100, 1024) for _ in range(256)]
-    assert gpu_cases.requests() == (prompts, outputs)
+    assert gpu_engines.requests() == (prompts, outputs)
     assert sum(outputs) == 133_966  # as its README says
     assert sum(map(len, prompts)) == 142_827
 
@@ -132,7 +132,7 @@ def test_the_workload_is_nano_vllms_to_the_token() -> None:
 @pytest.mark.parametrize(("kv", "limit"), [((16, 0), 36_400), ((8, 0), 64_800), ((8, 32), 63_200)])
 def test_the_workload_has_the_limit_that_the_goals_assume(kv: tuple[int, int], limit: float) -> None:
     """The goals say 36.2k and 64k: the latter without scales, 3 % of what is read."""
-    prompts, outputs = gpu_cases.requests()
+    prompts, outputs = gpu_engines.requests()
     seconds = work("qwen3-0.6b", kv=kv).workload_seconds([len(p) for p in prompts], outputs, H200)
     assert sum(outputs) / seconds == pytest.approx(limit, rel=0.005)
 

@@ -16,7 +16,8 @@ import torch
 
 import reference_impl
 from reference_impl.bench import kernels as bench
-from reference_impl.bench.kernel_cases import CASES, Case, Goal, Peer, Place, Work
+from reference_impl.bench.kernel_cases import CASES
+from reference_impl.bench.kernel_work import Case, Goal, Peer, Place, Work
 
 OWN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 PACKAGE = Path(reference_impl.__file__).parent
@@ -62,7 +63,7 @@ def test_every_kernel_has_a_case() -> None:
     sources = {p.stem: p.read_text("utf-8") for p in (PACKAGE / "kernels").glob("*.py")}
     launching = {name for name, text in sources.items() if re.search(r"^ +launch\(", text, re.MULTILINE)}
     assert {"flash_attention", "paged_decode", "rms_norm", "sample_tokens"} <= launching
-    cases = (PACKAGE / "bench" / "kernel_cases.py").read_text("utf-8")
+    cases = "".join(path.read_text("utf-8") for path in (PACKAGE / "bench").glob("kernel_*.py"))
     assert {name for name in launching if f"kernels.{name} import" not in cases} == set()
 
 

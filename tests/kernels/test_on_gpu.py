@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from reference_impl.bench.kernel_cases import CASES, Case, Place, wrong
+from reference_impl.bench.kernel_cases import CASES
+from reference_impl.bench.kernel_work import Case, Place, wrong
 from reference_impl.kernels import reference
 from tests.kernels.paged import check, make
 

@@ -1,0 +1,102 @@
+"""A case of the kernel bench: given tensors, how the result is checked, and what else can compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Cast = Callable[[Any], Any]
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and in which dtype; tiny: sizes for the interpreter."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool = False
+
+    def pick(self, real: Any, tiny: Any) -> Any:
+        return tiny if self.tiny else real
+
+    def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """The same numbers in every run. Drawn on the device: there may be billions."""
+        return torch.randn(shape, device=self.device, dtype=self.dtype) * scale
+
+
+@dataclass(frozen=True)
+class Peer:
+    """prepare() gives what is timed; what it prepares, a compilation or a custom layout, is not."""
+
+    prepare: Callable[[], Callable[[], Any]]
+    compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out
+
+
+def flat(found: Any) -> Tensor:
+    return found if isinstance(found, Tensor) else torch.cat([t.flatten() for t in found])
+
+
+@dataclass
+class Work:
+    """ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part` takes from results
+    what is compared.
+
+    moved: bytes that must be read and written once; precision: that of `flops`. cold: flush the L2 before each run, as
+    between two layers of a decoding step.
+    """
+
+    ours: Callable[[], Any]
+    expected: Callable[[Cast], Any]
+    moved: float
+    flops: float = 0.0
+    precision: str = "16 bits"
+    cold: bool = False
+    part: Callable[[Any], Tensor] = flat
+    peers: dict[str, Peer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """From the project's list of goals. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
+
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[Place], Work]
+    goal: Goal | None = None
+
+
+def as_is(value: Any) -> Any:
+    return value
+
+
+def double(value: Any) -> Any:
+    """float64; codes of 8 bits and whole numbers stay."""
+    is_float = isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1
+    return value.double() if is_float else value
+
+
+def wrong(work: Work, found: Any) -> str | None:
+    """The error rule: against float64 at most twice the error of plain torch, and 2 eps max |reference|."""
+    exact, plain, part = flat(work.expected(double)), flat(work.expected(as_is)), work.part(found)
+    if part.shape != plain.shape:
+        return f"has the shape {list(part.shape)}, expected {list(plain.shape)}"
+    if not exact.is_floating_point():
+        differ = int((part != exact).sum())
+        return f"differs in {differ} of {exact.numel()} places" if differ else None
+    error, allowed = (part.double() - exact).abs().max(), 2 * (plain.double() - exact).abs().max()
+    allowed += 2 * torch.finfo(plain.dtype).eps * exact.abs().max()
+    return None if bool(error <= allowed) else f"has an error of {float(error):.3g}, allowed {float(allowed):.3g}"
+
+
+def bytes_of(*tensors: Tensor) -> float:
+    return float(sum(t.numel() * t.element_size() for t in tensors))
