@@ -4,6 +4,7 @@ nothing for a feature that is off."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from reference_impl.core.scheduler import Scheduler, SchedulerFeature, known_tokens
@@ -57,11 +58,11 @@ def continuous_batching(
                 kind, options = Adapting, options | {"must_follow": must_follow}
     scheduler = kind(
         kv, max_num_seqs, max_num_batched_tokens, policy, most_tokens if admission == "worst_case" else known_tokens,
-        num_stages, **options,
+        **options,
     )  # fmt: skip
     features: list[tuple[Callable[[Scheduler], SchedulerFeature], bool]] = [  # and whether it is needed
         (LoadsPages, isinstance(kv, FetchesPages)),
-        (Staged, num_stages > 1),
+        (partial(Staged, num_stages=num_stages), num_stages > 1),
         (WaitsForBlocks, isinstance(kv, DefersReuse)),
         (Swapping, preemption == "swap"),
         (Branching, True),  # what one request may ask for costs the others nothing

@@ -264,8 +264,8 @@ class Engine:
     def _record(self, done: FinishedStep) -> StepResult:
         """Adds the step to the trace, unless it only asked for transfers, and drops the requests that finished."""
         plan, output, finished, num_sampled = done
-        moved = output.transfers or output.layers_moved or plan.transfers != Transfers()
-        if self.trace is not None and (plan.rows or plan.preempted or moved):
+        moved = output.transfers or output.layers_moved
+        if self.trace is not None and (plan.rows or plan.preempted or moved or plan.transfers != Transfers()):
             self.trace.add(
                 StepDone(
                     plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,

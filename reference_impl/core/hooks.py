@@ -13,10 +13,10 @@ class Hooks(dict[str, list[Callable[..., Any]]]):
 
     def __init__(self, kind: type):
         super().__init__({name: [] for name, hook in vars(kind).items() if inspect.isfunction(hook)})
-        self.features: list[Any] = []
+        self.kind, self.features = kind, list[Any]()
 
     def add(self, feature: Any) -> None:
         self.features.append(feature)
         for name, hooks in self.items():
-            if name in vars(type(feature)):
+            if getattr(type(feature), name) is not getattr(self.kind, name):
                 hooks.append(getattr(feature, name))

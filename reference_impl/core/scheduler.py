@@ -97,15 +97,15 @@ def known_tokens(request: Request) -> int:
 
 class Scheduler:
     """max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one step. admission:
-    for how many tokens of a waiting request there must be blocks. num_stages: of the executor that it plans for."""
+    for how many tokens of a waiting request there must be blocks."""
 
     def __init__(
         self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy | None = None,
-        admission: Callable[[Request], int] = known_tokens, num_stages: int = 1,
+        admission: Callable[[Request], int] = known_tokens,
     ):  # fmt: skip
         self.kv, self.policy, self.admission = kv, FirstCome() if policy is None else policy, admission
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.num_stages = num_stages
+        self.num_stages = 1  # of the executor that it plans for: `features/stages` raises it
         self.hooks = Hooks(SchedulerFeature)
         self.waiting = RankedQueue()
         self.running: list[Request] = []  # best rank first

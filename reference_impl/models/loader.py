@@ -74,12 +74,12 @@ class NoHead:
     """Of a decoder that was saved without its lm_head, which is no copy of the embedding: it has hidden states only.
     Its logits are NaN, so a request that asks for tokens all the same ends with an error, and no other does."""
 
-    def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
-        return x.new_full((len(x), self.vocab_size), torch.nan)
-
     def __init__(self, model: Decoder):
         self.vocab_size = model.config.vocab_size
         model.head, model.lm_head = self, model.embedding[:0]
+
+    def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        return x.new_full((len(x), self.vocab_size), torch.nan)
 
 
 def whole_name(name: str) -> str:

@@ -36,6 +36,7 @@ class GumbelSampler(TorchSampler):
     """A token depends on its row's logits and settings, seed, sample and position alone. The position is looked up on
     the device, so that a step may be planned before it is known."""
 
+    # Said anew: what TorchSampler learns to read is not in these columns.
     reads = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:

@@ -16,10 +16,10 @@ from reference_impl.interfaces import Request
 
 
 class Staged(SchedulerFeature):
-    """For a scheduler whose num_stages is at least 2."""
+    """num_stages: of the executor, at least 2."""
 
-    def __init__(self, scheduler: Scheduler):
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, num_stages: int):
+        self.scheduler, scheduler.num_stages = scheduler, num_stages
 
     def able(self, requests: Sequence[Request]) -> Sequence[Request]:
         room, found = self._decoding_share(), []

@@ -21,6 +21,7 @@ from reference_impl.kernels.sample_tokens import sample_tokens
 class TritonSampler(TorchSampler):
     """What is chosen depends on tensors alone, so a CUDA graph can hold the choice."""
 
+    # Said anew: what TorchSampler learns to read is not in these columns.
     reads = frozenset({"temperature", "top_k", "top_p", "min_p"})
     captures = True
     noise = False  # whether each token has a number of its own
