@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -360,6 +363,12 @@ def test_int4_with_zero_points_is_one_launch_with_its_neighbours() -> None:
     assert torch.allclose(method.apply(params, x).double(), alone, rtol=5e-3, atol=5e-3)
 
 
+def write_checkpoint(folder: pathlib.Path, scheme: Scheme) -> None:
+    """A config that names the scheme, and of the weights what says how tensors are named."""
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config_of(scheme)}))
+    save_file({"model.norm.weight": torch.ones(64)}, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("scheme", "dtype", "free", "first"),
     [
@@ -373,9 +382,7 @@ def test_int4_with_zero_points_is_one_launch_with_its_neighbours() -> None:
     ids=str,
 )
 def test_a_cpu_takes_the_form_that_dtype_and_memory_allow(scheme, dtype, free, first, tmp_path) -> None:
-    import json
-
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config_of(scheme)}))
+    write_checkpoint(tmp_path, scheme)
     assert decoded_bytes(CONFIG, BF16) == 2 * (64 * 16 * (4 + 2 + 2 + 4) + 3 * 64 * 96)
     methods = stored_methods(tmp_path, CONFIG, dtype, CPU, choose_kernels("torch", CPU, dtype), free)
     assert callable(methods)
@@ -388,8 +395,6 @@ def test_a_cpu_takes_the_form_that_dtype_and_memory_allow(scheme, dtype, free, f
 
 
 def test_with_triton_each_format_has_its_kernel(tmp_path) -> None:
-    import json
-
     kernels = choose_kernels("triton", DEVICE, F16)
     for scheme, name in (
         (Scheme("int4", "group", 32, symmetric=False), "W4A16"),
@@ -398,7 +403,7 @@ def test_with_triton_each_format_has_its_kernel(tmp_path) -> None:
         (Scheme("e4m3", "channel", activations=PER_TOKEN["e4m3"]), "W8A8 fp8"),
         (Scheme("e4m3", "channel"), "decoded once"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config_of(scheme)}))
+        write_checkpoint(tmp_path, scheme)
         methods = stored_methods(tmp_path, CONFIG, F16, DEVICE, kernels)
         assert callable(methods)
         method = methods("model.layers.0.mlp.gate_up_proj")
