@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
     from reference_impl.core.kv_cache import PagedKVCache
     from reference_impl.features.speculative.feature_head import FeatureHead
-    from reference_impl.features.speculative.model_worker import Draft
+    from reference_impl.features.speculative.model_source import Draft
 
 
 def planner_for(made: Made) -> ForkingPlanner:
@@ -172,17 +172,17 @@ def new_worker(
     store: PageStore | LayeredPageStore | None = None,
     draft: Draft | None = None,
 ) -> LocalExecutor:
-    from reference_impl.assembly.worker import make_worker
+    from reference_impl.assembly.worker import LocalExecutor
     from reference_impl.features.invariant.model import TokenByToken
 
     model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
-    worker = make_worker(
+    lookahead = lookahead_of(made.config)
+    return LocalExecutor(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
-        page_store=store, draft=draft, tree=tree_of(made.config), lookahead=lookahead_of(made.config),
+        page_store=store, draft=draft, tree=None if lookahead else tree_of(made.config), lookahead=lookahead,
+        typical=made.config.acceptance == "typical",
     )  # fmt: skip
-    worker.typical = made.config.acceptance == "typical"
-    return worker
 
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:

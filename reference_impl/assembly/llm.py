@@ -50,7 +50,7 @@ from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.gguf_file import is_gguf
 from reference_impl.models.gguf_model import read_config
 from reference_impl.models.hub import model_folder
-from reference_impl.models.loader import NoHead
+from reference_impl.models.loader import lacks_head
 from reference_impl.models.sampling_defaults import sampling_defaults
 from reference_impl.models.shapes import Shape, config_of_shape
 
@@ -136,6 +136,8 @@ class LLM(core_llm.LLM, ChatEncoder):
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
         try:
             self.folder = None if model is None else Path(model)
+            stored_alone = model is not None and not is_gguf(model) and lacks_head(Path(model), stored.tied_embeddings)
+            self.has_head = not stored_alone
             super().__init__(engine, self.folder)
             if model is not None and is_gguf(model):
                 self.tokenizer = take_texts(Path(model), self.templates)
@@ -247,7 +249,7 @@ class LLM(core_llm.LLM, ChatEncoder):
 
         options: those of Engine.add.
         """
-        if isinstance(getattr(self.engine.model, "head", None), NoHead) and options.get("pooling") is None:
+        if not self.has_head and options.get("pooling") is None:
             raise ValueError(f"{self.where} has no lm_head, so it gives hidden states and no tokens: use embed")
         if sampling.bad_words:
             if self.tokenizer is None or options.get("grammar") is not None:

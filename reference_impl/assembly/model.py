@@ -37,7 +37,7 @@ from reference_impl.models.loader import (
     destinations,
     fill,
     finish,
-    is_decoder_alone,
+    lacks_head,
     store_tensors,
     weight_files,
 )
@@ -85,7 +85,7 @@ def load_model(
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    if not config.tied_embeddings and is_decoder_alone(files):
+    if lacks_head(folder, config.tied_embeddings):
         NoHead(model)
     table = _table(model, folder)
     if own and (layout := embedding_layout(folder)) is not None:

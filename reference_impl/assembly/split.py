@@ -56,7 +56,7 @@ def load_worker(
         use_no_more_threads_than_cores()
     model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
     engine: Any = Engine(model, config, parts)
-    engine.executor.typical = typical
+    engine.executor.drafting.typical = typical
     return engine.executor, facts_of(engine)
 
 

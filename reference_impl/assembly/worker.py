@@ -1,191 +1,153 @@
-"""The worker with all features. A step that needs none of them is computed by the core's own run."""
+"""The worker with all features."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
+
 from reference_impl.assembly.sampler import sample
-from reference_impl.core.batch import HostBatch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun
-from reference_impl.features.asked_sampler.worker import AskedRun, AskingWorker
-from reference_impl.features.biases.worker import BiasRun, BiasWorker, FloorRun
-from reference_impl.features.failing.worker import ExplainingWorker
-from reference_impl.features.grammars.worker import MaskRun, MaskWorker
-from reference_impl.features.graphs.worker import GraphRun, GraphWorker
-from reference_impl.features.penalties.worker import PenaltyRun, PenaltyWorker
-from reference_impl.features.pooling.worker import PoolRun, PoolWorker
-from reference_impl.features.scoring.worker import ScoreRun, ScoreWorker
-from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.core.worker_feature import WorkerFeature
+from reference_impl.features.asked_sampler.worker import SeesRequests
+from reference_impl.features.biases.worker import Biases, Exclusions
+from reference_impl.features.failing.worker import Explaining
+from reference_impl.features.grammars.guesses import AskMasks, Guessed
+from reference_impl.features.grammars.worker import Masking, finish
+from reference_impl.features.graphs.graphs import Recorder
+from reference_impl.features.graphs.worker import GraphWorker
+from reference_impl.features.penalties.worker import PenaltyFeature
+from reference_impl.features.pooling.worker import Pooling
+from reference_impl.features.scoring.worker import PromptScores
+from reference_impl.features.speculative.draft_graphs import PassGraphs, decoder_of_passes
 from reference_impl.features.speculative.draft_model import DraftModel
-from reference_impl.features.speculative.feature_graphs import FeatureGraphRun, FeatureGraphWorker
+from reference_impl.features.speculative.feature_head import FeatureDraft, KeepsHidden
 from reference_impl.features.speculative.growth import Growth
+from reference_impl.features.speculative.head_source import HeadSource
 from reference_impl.features.speculative.lookahead import Shape
-from reference_impl.features.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
-from reference_impl.features.speculative.masked import MaskedDraftRun
-from reference_impl.features.speculative.model_worker import Draft, ModelDraftRun
+from reference_impl.features.speculative.lookahead_source import LookaheadSource
+from reference_impl.features.speculative.medusa import MedusaDraft
+from reference_impl.features.speculative.model_source import Draft, ModelSource
+from reference_impl.features.speculative.sources import Proposed, Source
 from reference_impl.features.speculative.tree import Tree
-from reference_impl.features.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
-from reference_impl.features.speculative.worker import DraftRun, DraftWorker
-from reference_impl.features.transfer.worker import PageWorker
+from reference_impl.features.speculative.worker import Drafting, needs_lengths, shown_drafts
+from reference_impl.features.transfer.worker import PageMoves
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
     KVCache,
     KVSpec,
     LayeredPageStore,
+    Masks,
     PageStore,
     Proposer,
     Sampler,
-    Step,
 )
+from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 
-class FullRun(MaskedDraftRun, DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
-    """In this order: guesses are part of the batch; scores are biased, penalised, then masked; a prompt's scores need
-    all logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
-
-    worker: LocalExecutor
-
-    def needs_logits(self) -> bool:
-        w, slots = self.worker, self.batch.slots
-        free = w.counts.places.keys().isdisjoint(slots) and w.biased.isdisjoint(slots)
-        return not free or w.typical or "draft.unseeded" in self.batch.arrays or super().needs_logits()
-
-
-class LocalExecutor(
-    DraftWorker,
-    BiasWorker,
-    PenaltyWorker,
-    MaskWorker,
-    ScoreWorker,
-    PoolWorker,
-    GraphWorker,
-    AskingWorker,
-    ExplainingWorker,
-):
+class LocalExecutor(GraphWorker):
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
-    max_num_seqs: requests that run at a time. max_len: positions of one. proposer: as of `DraftWorker`.
+    max_num_seqs: requests that run at a time. max_len: positions of one. page_store: for the loads and saves of a
+    step's transfers. Of these one makes drafts: proposer; draft, a model or heads, of a head with a tree, or how it is
+    grown; lookahead. typical: as of `Drafting`.
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        kv_cache: KVCache,
-        attention: AttentionBackend,
-        kv_specs: Sequence[KVSpec],
-        clock: Clock,
-        sampler: Sampler = sample,
-        *,
-        max_num_seqs: int,
-        max_len: int,
-        proposer: Proposer | None = None,
-    ):
-        parts = (model, kv_cache, attention, kv_specs, clock, sampler)
-        super().__init__(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
+        self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
+        sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
+        page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
+        tree: Tree | Growth | None = None, lookahead: Shape | None = None, typical: bool = False,
+    ):  # fmt: skip
+        tap = None
+        if isinstance(draft, FeatureDraft | MedusaDraft):
+            draft.model.follow(model)
+            tap = KeepsHidden(model)
+        computing: Any = tap or model
+        super().__init__(
+            computing, kv_cache, attention, kv_specs, clock, sampler, max_num_seqs=max_num_seqs, max_len=max_len
+        )
+        self.tap = tap
+        source: Source | None = None if proposer is None else Proposed(proposer)
+        if lookahead is not None:
+            source = LookaheadSource(lookahead, self.slots)
+        elif isinstance(draft, DraftModel):
+            source = ModelSource(draft, sampler)
+        elif draft is not None and tap is not None:
+            source = HeadSource(draft, sampler, tap, tree)
+        attends = [attention] if draft is None or draft.attention is None else [attention, draft.attention]
+        self.drafting = Drafting(source, needs_lengths(sampler, *attends), typical)
+        self.makes_trees, self.tree = self.drafting.source.makes_trees, tree
+        self.requests = SeesRequests()
+        ends = [token for token in model.config.eos_token_ids if token < model.config.vocab_size]
+        # In this order: drafts are part of the batch; scores are biased, penalised, then what is ruled out is, and what
+        # a grammar does not allow; a prompt's scores need all logits, which come of hidden states; a sampler that is
+        # asked sees what all of them left.
+        features: list[WorkerFeature] = [
+            self.drafting, Biases(), PenaltyFeature(model.device), Exclusions(ends), Masking(), PromptScores(),
+            Pooling(), self.requests, Explaining(model, self.slots),
+        ]  # fmt: skip
+        if page_store is not None:
+            features.append(PageMoves(page_store, kv_cache))
+        for feature in features:
+            self.hooks.add(feature)
+        self.ask(sampler)
 
-    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        """The core's run, unless the step, an open request or the worker needs a feature."""
-        if step.transfers.loads or step.transfers.saves:
-            raise ValueError(
-                f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"
+    def ask(self, sampler: Sampler | TorchSampler) -> None:
+        """Tokens are chosen by this sampler from now on."""
+        self.sampler: Any = sampler
+        self.requests.every_step = is_asked = not isinstance(sampler, TorchSampler)
+        self.max_in_flight = 1 if is_asked else 2  # where it is asked, it is waited for at each step
+
+    @property
+    def reads(self) -> Collection[str]:
+        """As of `ReadsFields`. A sampler that is asked reads the request itself."""
+        return [field.name for field in BY_SAMPLER] if self.requests.every_step else super().reads
+
+    @torch.inference_mode()
+    def finish(self, run: StepRun, masks: Masks) -> None:
+        """As of `TakesMasks`."""
+        finish(run, masks)
+
+    @torch.inference_mode()
+    def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
+        """As of `ShowsGuesses`."""
+        return shown_drafts(run, ask)
+
+    def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
+        super().use_graphs(recorder, max_rows, max_len, num_drafts)
+        source, tree = self.drafting.source, self.tree
+        inner = 0 if tree is None else tree.num_inner
+        if not isinstance(source, ModelSource) or isinstance(source.draft, MedusaDraft) or (tree and not inner):
+            return
+        if decoder_of_passes(source.draft) is not None:
+            source.graphs = PassGraphs(
+                source.draft, self.model, self.slots, self.stats, recorder, max_rows, max_len, inner
             )
-        special = self.counts.places or self.biased or self.scored or self.pooled  # slots that ask for more than tokens
-        asks = not isinstance(self.sampler, TorchSampler)
-        moved = self.has_bounds and self.reads_starts(step)
-        if special or batch.drafts or step.takes_masks or self.graphs is not None or asks or moved:
-            return FullRun(self, step, batch, now)
-        self.stats.eager_steps += bool(step.rows)
-        return StepRun(self, step, batch, now)
 
+    @property
+    def draft(self) -> Draft | None:
+        """The model or the heads that make drafts."""
+        source = self.drafting.source
+        return source.draft if isinstance(source, ModelSource) else None
 
-class StoringExecutor(PageWorker, LocalExecutor):
-    """With a page store, too."""
+    @property
+    def pass_graphs(self) -> PassGraphs | None:
+        """Of what makes the drafts."""
+        source = self.drafting.source
+        return source.graphs if isinstance(source, ModelSource) else None
 
+    @torch.inference_mode()
+    def capture_all(self, longest: int | None = None) -> int:
+        """As of `CapturesGraphs`."""
+        captured = super().capture_all(longest)
+        return captured if self.pass_graphs is None else captured + self.pass_graphs.capture_all(longest)
 
-class GuessingRun(ModelDraftRun, FullRun):
-    worker: GuessingExecutor
-
-
-class FeatureGuessingRun(FeatureGraphRun, FullRun):
-    worker: FeatureGuessingExecutor
-
-
-class FeatureGuessingExecutor(FeatureGraphWorker, LocalExecutor):
-    """With a feature head, or Medusa heads, too: they are given the hidden states of all rows, behind the model."""
-
-    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        keeps_up = step.rows and (step.keeps_up or batch.drafts)
-        return FeatureGuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
-
-
-class TreeGuessingRun(TreeHeadRun, FeatureGuessingRun):
-    worker: TreeGuessingExecutor
-
-
-class TreeGuessingExecutor(TreeHeadWorker, FeatureGuessingExecutor):
-    """Whose guesses are trees."""
-
-    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        return TreeGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
-
-
-class LookaheadGuessingRun(LookaheadRun, FullRun):
-    worker: LookaheadExecutor
-
-
-class LookaheadExecutor(LookaheadWorker, LocalExecutor):
-    """Whose guesses are its own, by lookahead."""
-
-    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        return LookaheadGuessingRun(self, step, batch, now) if batch.drafts else super().run_of(step, batch, now)
-
-
-class GuessingExecutor(DraftGraphWorker, LocalExecutor):
-    """With a draft model, too: it computes all rows. Or with the model's own first layers, which compute those that get
-    guesses."""
-
-    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        keeps_up = bool(batch.drafts) if self.draft.own_cache is None else step.rows and (step.keeps_up or batch.drafts)
-        return GuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
-
-
-class StoringFeatureExecutor(PageWorker, FeatureGuessingExecutor):
-    """With a page store, and what guesses without a cache of its own."""
-
-
-class StoringGuessingExecutor(PageWorker, GuessingExecutor):
-    """The same."""
-
-
-class StoringLookaheadExecutor(PageWorker, LookaheadExecutor):
-    """With a page store, and lookahead."""
-
-
-def make_worker(
-    model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
-    sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
-    tree: Tree | Growth | None = None, lookahead: Shape | None = None,
-) -> LocalExecutor:  # fmt: skip
-    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
-    it has a cache of its own; tree: of a feature head's guesses; lookahead: instead of both. The others as of
-    `LocalExecutor`."""
-    options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_len": max_len}
-    options |= {"proposer": proposer} if draft is None else {"draft": draft}
-    kinds: tuple[type[LocalExecutor], type[LocalExecutor]] = (LocalExecutor, StoringExecutor)
-    if isinstance(draft, DraftModel):
-        kinds = GuessingExecutor, StoringGuessingExecutor
-    elif draft is not None:
-        kinds = FeatureGuessingExecutor, StoringFeatureExecutor
-    if lookahead is not None:
-        kinds, options["lookahead"], tree = (LookaheadExecutor, StoringLookaheadExecutor), lookahead, None
-    if page_store is not None:
-        options["page_store"] = page_store
-    kind = kinds[page_store is not None]
-    if tree is not None:
-        kind, options["tree"] = TreeGuessingExecutor, tree
-    return kind(model, kv_cache, attention, kv_specs, clock, sampler, **options)
+    def close(self) -> None:
+        super().close()  # waits for graphs that run
+        if isinstance(self.drafting.source, ModelSource):
+            self.drafting.source.graphs = None

@@ -224,10 +224,11 @@ class _Measured:
         self._calls: list[tuple[float, float]] = []  # when one of the proposer ended, and its seconds
         self.paces: list[float] = []  # of each call, seconds for a token while all requests decode
         scheduler: Any = llm.engine.scheduler
-        worker: Any = llm.engine.executor
-        self.in_steps = hasattr(worker, "draft")  # what guesses is a model in the worker
+        executor: Any = llm.engine.executor
+        source: Any = executor.drafting.source
+        self.in_steps = executor.draft is not None  # what guesses is a model in the worker
         if self.in_steps:
-            worker.draft = _Timed(worker.draft, ("guess", "keep_up"), self._add)
+            source.draft = _Timed(source.draft, ("guess", "keep_up"), self._add)
         elif getattr(scheduler, "host_proposer", None) is not None:
             scheduler.host_proposer = _Timed(scheduler.host_proposer, ("propose",), self._add)
 

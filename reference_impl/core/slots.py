@@ -11,9 +11,8 @@ what is sampled for it is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,14 +22,6 @@ from torch import Tensor
 from reference_impl.core.sampler import SETTINGS, settings_of
 from reference_impl.core.staging import Arrays, to_device
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Opened, Step
-
-
-class FollowsSlots(Protocol):
-    """Keeps something of its own for the requests that have a slot."""
-
-    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        """Called for a step that opens or closes slots, or appends tokens. opened: as step.opened, with all tokens."""
-        ...
 
 
 @dataclass
@@ -58,7 +49,7 @@ class Slots:
     def __init__(self, num_slots: int, max_len: int, specs: Sequence[KVSpec], device: torch.device):
         self.num_slots, self.specs, self.device = num_slots, specs, device
         self.host: dict[int, Opened] = {}  # with the tokens that the host has
-        self.followers: list[FollowsSlots] = []
+        self.followers: list[Callable[[Step, Sequence[Opened]], None]] = []  # as `WorkerFeature.follow`
         rows = num_slots + 1
         # empty: of the padding slot only the first token is read, of others only what was written
         self.tokens = torch.empty(rows, max_len + 1, dtype=torch.int32, device=device)
@@ -84,8 +75,8 @@ class Slots:
             self.host[more.slot].tokens.extend(more.tokens)
         self._write(to_device(self._changes(step, opened), self.device))
         if step.opened or step.closed or step.appended:
-            for follower in self.followers:
-                follower.follow(step, opened)
+            for follow in self.followers:
+                follow(step, opened)
 
     def _with_all_tokens(self, new: Opened) -> Opened:
         if new.fork_of is None:

@@ -98,6 +98,11 @@ def is_decoder_alone(files: list[Path]) -> bool:
     )
 
 
+def lacks_head(folder: Path, tied_embeddings: bool) -> bool:
+    """Whether a folder of safetensors is of a decoder saved alone, and its head is no copy of the embedding."""
+    return not tied_embeddings and is_decoder_alone(weight_files(folder))
+
+
 def destinations(model: Decoder) -> dict[str, Destination]:
     """Checkpoint name -> (what it must be, store) for every tensor that the model needs."""
     plus_one = model.config.norm_plus_one

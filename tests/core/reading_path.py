@@ -21,7 +21,7 @@ PATH = tuple(
         "scheduler", "ranking",  # how many tokens of which request
         "kv_manager", "references", "block_pool",  # blocks
         "planner",  # the message for the worker
-        "worker", "slots", "batch", "staging",  # what computes it
+        "worker", "worker_feature", "slots", "batch", "staging",  # what computes it
         "decoder", "model_config", "linear", "rotary", "attention", "kv_cache",  # the model
         "sampler", "philox",  # from logits to tokens
     )

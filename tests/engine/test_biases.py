@@ -15,6 +15,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.features.biases.biases import bias_arrays, biased, floor_arrays, floored
+from reference_impl.features.biases.worker import BiasPart
 from reference_impl.interfaces import Request, SamplingParams
 from tests.no_sync import no_sync
 
@@ -87,15 +88,15 @@ def test_the_text_is_what_the_definition_says(name: str, asks: bool, random_mode
 
 def test_a_step_without_them_is_the_cores_own_run(random_model) -> None:
     engine = Engine(random_model("float64"), EngineConfig(num_blocks=40))
-    runs, run_of = [], engine.executor.run_of  # type: ignore[attr-defined]
-    engine.executor.run_of = lambda *a: runs.append(run := run_of(*a)) or run  # type: ignore[attr-defined, func-returns-value]
+    executor: Any = engine.executor
+    parts, parts_of = [], executor.parts_of
+    executor.parts_of = lambda run: parts.append(found := parts_of(run)) or found  # type: ignore[func-returns-value]
     serve(engine, SamplingParams(max_tokens=3, temperature=0, seed=1))
-    plain = {type(run).__name__ for run in runs}
+    assert not any(parts)
     serve(engine, CASES["bias"])
-    assert plain == {"StepRun"}
-    assert type(runs[-1]).__name__ == "FullRun"
+    assert [type(part) for part in parts[-1]] == [BiasPart]
     serve(engine, SamplingParams(max_tokens=3, temperature=0))
-    assert type(runs[-1]).__name__ == "StepRun"
+    assert parts[-1] == []
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])

@@ -17,6 +17,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.feature_head import load_feature_head
 from reference_impl.assembly.parts import Parts
 from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
+from reference_impl.features.speculative.worker import DraftPart
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts
 from tests.engine.test_drafts import ASKED, serve
@@ -57,21 +58,14 @@ def test_texts_are_those_of_plain_decoding_and_guesses_are_of_these_tokens(
     }
     guessed: set[int] = set()
     engine = Engine(target, EngineConfig(num_blocks=60, speculative="eagle", **options), Parts(draft_model=head))
-    run_of = engine.executor.run_of
+    chosen = DraftPart.chosen
 
-    def watched(step: Any, batch: Any, now: float) -> Any:
-        run = run_of(step, batch, now)
-        choose = run.choose
+    def watched(part: DraftPart, run: Any, tokens: torch.Tensor) -> torch.Tensor:
+        if "draft.tokens" in run.tensors:
+            guessed.update(run.tensors["draft.tokens"].tolist())
+        return chosen(part, run, tokens)
 
-        def chosen() -> torch.Tensor:
-            if "draft.tokens" in run.tensors:
-                guessed.update(run.tensors["draft.tokens"].tolist())
-            return choose()
-
-        monkeypatch.setattr(run, "choose", chosen)
-        return run
-
-    monkeypatch.setattr(engine.executor, "run_of", watched)
+    monkeypatch.setattr(DraftPart, "chosen", watched)
     check_texts(serve(engine, ASKED), plain)
     assert isinstance(engine.executor.draft, FeatureDraft)
     assert len(guessed) > 5

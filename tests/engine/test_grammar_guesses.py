@@ -17,8 +17,8 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.sampler import draw
-from reference_impl.features.speculative import tree_head_worker
-from reference_impl.features.speculative import worker as worker_module
+from reference_impl.features.speculative import head_source
+from reference_impl.features.speculative import chain
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import Oracle, check_references, some
@@ -244,13 +244,13 @@ def test_texts_without_a_seed_are_distributed_as_the_targets(
 
 def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
     """And nearly right it is: the token is one of p, as if there had been no guess."""
-    inner = worker_module.verified
+    inner = chain.verified
 
     def anew(p: torch.Tensor, q: torch.Tensor, guesses: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         forbidden = p.gather(1, guesses[:, None])[:, 0] == 0
         return torch.where(forbidden, draw(p, u[1]), inner(p, q, guesses, u))
 
-    monkeypatch.setattr(worker_module, "verified", anew)
+    monkeypatch.setattr(chain, "verified", anew)
     assert p_value(free_texts(random_model, "head", CASES["penalties"], overlap="on"), expected("penalties")) < ALPHA
 
 
@@ -263,7 +263,7 @@ def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, 
     def guesses(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
         return torch.tensor([[level, level + 2][i % 2] for level in range(3) for i in range(2 << level)]), None
 
-    monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
+    monkeypatch.setattr(head_source, "guess_tree", guesses)
     asked = []
 
     class Asked(Word):

@@ -13,7 +13,8 @@ import torch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.features.speculative.guess_scores import ScoringWorker, not_numbers
+from reference_impl.features.speculative import model_source
+from reference_impl.features.speculative.guess_scores import not_numbers
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts, is_right_always
@@ -51,7 +52,7 @@ def test_more_guesses_are_kept_than_of_the_models_own_logits(
     kept = []
     for moves in (True, False):
         if not moves:
-            monkeypatch.setattr(ScoringWorker, "guess_scores", lambda self, logits, *_: logits)
+            monkeypatch.setattr(model_source, "moved_as_the_targets", lambda run, logits, at: logits)
         draft = {"model": half, "heads": random_heads()}.get(kind, head)
         engine = Engine(target, EngineConfig(num_blocks=64, **options), Parts(draft_model=draft))
         check_texts(serve(engine, asked), plain)

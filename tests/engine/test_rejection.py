@@ -23,7 +23,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.sampler import draw
-from reference_impl.features.speculative import worker as worker_module
+from reference_impl.features.speculative import chain
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import some
@@ -257,7 +257,7 @@ def test_a_rule_that_is_nearly_right_is_seen_here_too(target, drafting, expected
         at_q = 1.0 if q is None else q.gather(1, guesses[:, None])[:, 0]
         return torch.where(u[0] * at_q < p.gather(1, guesses[:, None])[:, 0], guesses, draw(p, u[1]))
 
-    monkeypatch.setattr(worker_module, "verified", match_or_resample)
+    monkeypatch.setattr(chain, "verified", match_or_resample)
     engine = Engine(target, EngineConfig(**options_of(**OPTIONS.get(kind, {}))), drafting[kind]())
     members = texts_of(engine, SamplingParams(n=TEXTS, max_tokens=LENGTH, temperature=0.6))
     assert p_value([tuple(member.output_tokens) for member in members], expected("temperature")) < ALPHA

@@ -26,7 +26,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.sampler import draw
 from reference_impl.features.fusion.attention import TritonAttention
-from reference_impl.features.speculative import tree_growing, tree_head, tree_head_worker, tree_worker
+from reference_impl.features.speculative import head_source, tree_growing, tree_head, verified_trees
 from reference_impl.features.speculative.candidates import NONE
 from reference_impl.features.speculative.feature_head import FeatureHead
 from reference_impl.features.speculative.growth import Growth
@@ -234,7 +234,7 @@ def test_guesses_are_the_likeliest_behind_each_path(
             made.append((known, Tree.of(TREES[name]).first(len(mine)), mine))
         return tokens, q
 
-    monkeypatch.setattr(tree_head_worker, "guess_tree", recorded)
+    monkeypatch.setattr(head_source, "guess_tree", recorded)
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
         max_num_batched_tokens=budget, **with_tree(TREES[name]),
@@ -288,7 +288,7 @@ def test_a_tree_that_is_grown_is_the_one_of_the_definition(
             made.append((known, paths, row.num_drafts))
         return trees, tokens
 
-    monkeypatch.setattr(tree_head_worker, "grow_trees", recorded)
+    monkeypatch.setattr(head_source, "grow_trees", recorded)
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
         max_num_batched_tokens=14, **with_tree(spec, num_drafts=num),
@@ -404,7 +404,7 @@ def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, e
     def equal(draft: Any, levels: Any, t: Any, *others: Any) -> Any:
         return torch.full_like(t["draft.row"], likely), None
 
-    monkeypatch.setattr(tree_head_worker, "guess_tree", equal)
+    monkeypatch.setattr(head_source, "guess_tree", equal)
     assert p_value(free_texts(small, heads["usual"], "temperature", (3, 3)), expected("temperature")) > ALPHA
 
 
@@ -417,7 +417,7 @@ def test_a_rule_that_is_nearly_right_is_seen_here_too(small, heads, expected, mo
             found = torch.where((found == NONE) & (token != NONE) & kept, token, found)
         return torch.where(found == NONE, draw(p, u[-1]), found)
 
-    monkeypatch.setattr(tree_worker, "verified_children", match_or_resample)
+    monkeypatch.setattr(verified_trees, "verified_children", match_or_resample)
     assert p_value(free_texts(small, heads["usual"], "temperature", (2, 2)), expected("temperature")) < ALPHA
 
 

@@ -17,10 +17,9 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.features.graphs import graphs as graphs_module
 from reference_impl.features.graphs.graphs import Graphs
-from reference_impl.features.speculative import worker as worker_module
-from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.features.speculative import chain, worker
+from reference_impl.features.speculative.draft_graphs import PassGraphs
 from reference_impl.features.speculative.draft_model import DraftModel
-from reference_impl.features.speculative.worker import DraftRun
 from reference_impl.interfaces import Opened, SamplingParams
 from tests.engine.conftest import some
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
@@ -63,7 +62,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the host waited for the lengths of the step before")
 
-    monkeypatch.setattr(DraftRun, "_starts", read)
+    monkeypatch.setattr(worker, "starts_of", read)
 
 
 def drafting_engine(
@@ -176,7 +175,7 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
             return guess(self, *given)
 
     monkeypatch.setattr(DraftModel, "guess", watched)
-    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)  # which packs arrays on the host
+    monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "n": 2}]
     work = [
@@ -213,9 +212,9 @@ def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_noth
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
     draft = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
     monkeypatch.setattr(DraftModel, "guess", watched(DraftModel.guess))
-    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)
-    monkeypatch.setattr(worker_module, "verified", watched(worker_module.verified))
-    monkeypatch.setattr(worker_module, "filtered", watched(worker_module.filtered))
+    monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)
+    monkeypatch.setattr(chain, "verified", watched(chain.verified))
+    monkeypatch.setattr(chain, "filtered", watched(chain.filtered))
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"top_p": 0.9}, {"temperature": 0.5}, {"temperature": 0.5, "seed": 3}]
     work = [

@@ -16,13 +16,12 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.features.graphs import graphs as graphs_module
-from reference_impl.features.speculative import tree_head_worker, tree_worker
-from reference_impl.features.speculative.draft_graphs import DraftGraphWorker
+from reference_impl.features.speculative import head_source, worker
+from reference_impl.features.speculative.draft_graphs import PassGraphs
 from reference_impl.features.speculative.draft_model import DraftModel
 from reference_impl.features.speculative.feature_head import FeatureDraft
 from reference_impl.features.speculative.medusa import MedusaDraft
 from reference_impl.features.speculative.tree import Tree
-from reference_impl.features.speculative.worker import DraftRun
 from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import some
 from tests.engine.test_feature_head import random_head
@@ -42,7 +41,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(graphs_module, "SHORTEST", 8)
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
-    monkeypatch.setattr(DraftRun, "_starts", read)
+    monkeypatch.setattr(worker, "starts_of", read)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +88,11 @@ def with_tree(model: Any, layer: Any, kind: str, graphs: bool, **options: Any) -
     return engine
 
 
+def replayed_passes(engine: Engine) -> int:
+    passes = engine.executor.pass_graphs
+    return 0 if passes is None else passes.replayed_passes
+
+
 def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
     """(guesses, of them kept) of each row of each step."""
     return [
@@ -117,7 +121,7 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
         assert guesses_kept(graphed) == guesses_kept(eager), "also the wrong guesses are the same"
         assert graphed.kv.num_available == graphed.num_blocks
         replayed.update(graphed.executor.graphs._graphs)
-        passes.append(graphed.executor.replayed_passes)
+        passes.append(replayed_passes(graphed))
         kept.update(guesses_kept(graphed))
 
     same()
@@ -132,9 +136,9 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
 def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer, monkeypatch) -> None:
     """What a node sees, and where it lies, are inputs: a tree that is grown in each step has the graphs of its size."""
     replayed, nums, guesses, passes = set(), set(), list[list[int]](), list[int]()
-    put = tree_worker.put_drafts
+    put = worker.put_drafts
     monkeypatch.setattr(
-        tree_worker, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
+        worker, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
     )
 
     @settings(max_examples=2, derandomize=True, database=None, phases=GENERATE)
@@ -152,7 +156,7 @@ def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, l
         guesses.clear()
         replayed.update(graphed.executor.graphs._graphs)
         nums.add(graphed.config.num_drafts)
-        passes.append(0 if kind == "lookahead" else graphed.executor.replayed_passes)
+        passes.append(replayed_passes(graphed))
 
     same()
     with_trees = {key for key in replayed if key.trees}
@@ -184,7 +188,7 @@ def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], m
             found.append((int(text[lengths[at] + depths[number]]) + 1 - number % 2) % model.config.vocab_size)
         return torch.tensor(found, device=DEVICE), None
 
-    monkeypatch.setattr(tree_head_worker, "guess_tree", guesses)
+    monkeypatch.setattr(head_source, "guess_tree", guesses)
     engine = with_tree(model, layer, "tree", True, overlap="on", **few)
     assert serve(engine, work) == plain
     assert {num for guesses, num in guesses_kept(engine) if guesses == 28} == {3}
@@ -198,7 +202,7 @@ def test_wide_steps_with_trees_are_launched(model, layer, monkeypatch: pytest.Mo
     keys = graphs.keys()
     assert {key.rows for key in keys if key.trees} == {1, 2}, "of 7 tokens"
     assert engine.capture_graphs() == len(keys) + len(
-        [key for key in engine.executor.pass_graphs.keys() if key.trees]  # noqa: SIM118, no dictionary
+        [key for key in engine.executor.pass_graphs.graphs.keys() if key.trees]  # noqa: SIM118, no dictionary
     )
     work = [
         {"prompt": [7 + i] * 4, "sampling": SamplingParams(max_tokens=9, temperature=0), "arrival": 0, "abort": None}
@@ -214,7 +218,7 @@ def test_wide_steps_with_trees_are_launched(model, layer, monkeypatch: pytest.Mo
 def test_nothing_waits_for_the_device_and_all_steps_but_those_of_prompts_are_replayed(
     kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DraftGraphWorker, "replay_of_passes", lambda _: None)  # which packs arrays on the host
+    monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     for draft in (FeatureDraft, MedusaDraft):
         for name in ("guess", "keep_up"):
             inner = getattr(draft, name)
@@ -257,7 +261,7 @@ def test_texts_of_requests_without_a_seed_are_those_of_eager_steps(model, layer)
 def test_the_keys_are_captured_ahead_and_change_no_slot(model, layer) -> None:
     engine = guessing(model, layer, "head", 2, True, "off", block_size=4, num_blocks=90, max_num_seqs=2)
     ahead = engine.executor.draft.ahead.clone()
-    graphs, passes = engine.executor.graphs, engine.executor.pass_graphs
+    graphs, passes = engine.executor.graphs, engine.executor.pass_graphs.graphs
     assert engine.capture_graphs() == len(graphs.keys()) + len(passes.keys())
     assert engine.capture_graphs() == 0
     assert (engine.executor.draft.ahead == ahead).all()

@@ -11,13 +11,13 @@ import pytest
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.worker import FullRun, LocalExecutor
+from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun, Worker
-from reference_impl.interfaces import Reply, SamplingParams, Step
+from reference_impl.interfaces import Reply, SamplingParams
 
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0}, {"temperature": 0.9, "seed": 1}, {"temperature": 0.7, "top_k": 9, "seed": 2, "logprobs": 2},
@@ -53,12 +53,17 @@ def worker_for(engine: Engine, make: Callable[..., Worker]) -> Worker:
     )  # fmt: skip
 
 
-class AlwaysFull(LocalExecutor):
-    def run_of(self, step: Step, *rest: Any) -> StepRun:
-        return FullRun(self, step, *rest)
+class AlwaysAsked(LocalExecutor):
+    """All features are asked for a part in every step, drafts among them."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        for feature in self.hooks.features:
+            feature.every_step = True
+        self.requests.every_step = False
 
 
-@pytest.mark.parametrize("make", [Worker, LocalExecutor, AlwaysFull], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [Worker, LocalExecutor, AlwaysAsked], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_same_messages_get_the_same_replies(make: Any, in_flight: int, recorded: Any) -> None:
     engine, exchanged = recorded
@@ -79,3 +84,4 @@ def test_a_step_that_asks_for_tokens_alone_is_computed_by_the_core(recorded: Any
         run = worker.submit(pickle.loads(message))
         worker.collect(run)
         assert type(run) is StepRun
+        assert run.parts == []

@@ -267,7 +267,7 @@ def test_in_half_precision_no_token_is_further_from_float64_than_with_torch(dtyp
         engine = Engine(random_model(dtype, device=DEVICE), EngineConfig(attention=name))
         assert isinstance(engine.attention, TritonAttention) == (name == "triton")
         logits: list[torch.Tensor] = []
-        engine.executor.sampler = lambda found, requests, seen=logits: (seen.append(found), sample(found, requests))[1]
+        engine.executor.ask(lambda found, requests, seen=logits: (seen.append(found), sample(found, requests))[1])
         engine.add(prompt, SamplingParams(max_tokens=1, temperature=0))
         engine.step()
         worst_error[name] = (logits[0][0].double() - exact).abs().max()

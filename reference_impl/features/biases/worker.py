@@ -1,57 +1,70 @@
-"""A worker that moves scores by token (`SamplingParams.logit_bias`, `allowed_token_ids`, `min_tokens`). Extends
-`StepRun.sample`, twice: biases come before penalties, as in vLLM, and what the others rule out stays out behind them.
-"""
+"""Scores that requests move by token (`SamplingParams.logit_bias`, `allowed_token_ids`, `min_tokens`), in two features:
+biases come before penalties, as in vLLM, and what the others rule out stays out behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from torch import Tensor
 
 from reference_impl.core.sampler import TorchSampler
-from reference_impl.core.worker import StepRun, Worker
-from reference_impl.features.biases.biases import has_biases, left_over, moved
-from reference_impl.interfaces import Opened, Step
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import DraftPositions, ForRequests, StepPart
+from reference_impl.features.biases.biases import left_over, moved
+from reference_impl.interfaces import Opened
 
 
-class _BiasedSlots(set[int]):
-    """Those whose requests have any."""
+class Biases(ForRequests):
+    """Adds `logit_bias`. A sampler that is asked does this by itself."""
 
-    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        self.difference_update(step.closed, [new.slot for new in opened])
-        self.update(new.slot for new in opened if has_biases(new.sampling))
+    def is_asked(self, request: Opened) -> bool:
+        return bool(request.sampling.logit_bias)
 
+    def part(self, run: StepRun) -> StepPart | None:
+        is_own = isinstance(run.worker.sampler, TorchSampler)
+        return BiasPart() if is_own and not self.slots.isdisjoint(run.batch.slots) else None
 
-class BiasWorker(Worker):
-    """A sampler that is asked adds biases by itself, as it does penalties."""
-
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.biased = _BiasedSlots()
-        self.slots.followers.append(self.biased)
-        vocab_size = self.model.config.vocab_size
-        self.ends = [token for token in self.model.config.eos_token_ids if token < vocab_size]
-
-    def sampled_slots(self, run: StepRun) -> list[Opened] | None:
-        """Of each of the logits its request; None if none has biases."""
-        slots = [run.batch.slots[row] for row in run.batch.sampling]
-        return None if self.biased.isdisjoint(slots) else [self.slots.host[slot] for slot in slots]
+    def move_draft_scores(self, scores: Tensor, at: DraftPositions) -> Tensor:
+        return moved(scores, at.requests)
 
 
-class BiasRun(StepRun):
-    worker: BiasWorker
+class BiasPart(StepPart):
+    def needs_logits(self, run: StepRun) -> bool:
+        return True
 
-    def sample(self) -> None:
-        requests = self.worker.sampled_slots(self)
-        if requests is not None and isinstance(self.worker.sampler, TorchSampler):
-            self.scores = moved(self.scores, requests)
-        super().sample()
+    def move_scores(self, run: StepRun) -> None:
+        run.scores = moved(run.scores, requests_of(run))
 
 
-class FloorRun(StepRun):
-    worker: BiasWorker
+class Exclusions(ForRequests):
+    """Rules out what `allowed_token_ids` leaves out, and ends of texts before `min_tokens`. ends: the model's end
+    tokens."""
 
-    def sample(self) -> None:
-        w = self.worker
-        if (requests := w.sampled_slots(self)) is not None:
-            self.scores = left_over(self.scores, requests, w.ends, self.tensors["sample_positions"])
-        super().sample()
+    def __init__(self, ends: Sequence[int]):
+        super().__init__()
+        self.ends = ends
+
+    def is_asked(self, request: Opened) -> bool:
+        return bool(request.sampling.min_tokens) or request.sampling.allowed_token_ids is not None
+
+    def part(self, run: StepRun) -> StepPart | None:
+        return None if self.slots.isdisjoint(run.batch.slots) else ExclusionPart(self.ends)
+
+    def move_draft_scores(self, scores: Tensor, at: DraftPositions) -> Tensor:
+        return left_over(scores, at.requests, self.ends, at.positions)
+
+
+class ExclusionPart(StepPart):
+    def __init__(self, ends: Sequence[int]):
+        self.ends = ends
+
+    def needs_logits(self, run: StepRun) -> bool:
+        return True
+
+    def move_scores(self, run: StepRun) -> None:
+        run.scores = left_over(run.scores, requests_of(run), self.ends, run.tensors["sample_positions"])
+
+
+def requests_of(run: StepRun) -> list[Opened]:
+    """Of each of the step's logits its request."""
+    return [run.worker.slots.host[run.batch.slots[row]] for row in run.batch.sampling]

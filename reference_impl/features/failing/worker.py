@@ -1,20 +1,24 @@
-"""Where numbers stopped being finite: the worker computes a request's tokens once more, alone, and looks. Extends
-`Worker.explain`, which is called for a request that fails, and for no other."""
+"""Where numbers stopped being finite: the worker computes a request's tokens once more, alone, and looks. Called for a
+request that fails, and for no other."""
 
 from __future__ import annotations
 
 import torch
 
-from reference_impl.core.worker import Worker
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.slots import Slots
+from reference_impl.core.worker_feature import WorkerFeature
 from reference_impl.features.failing.first import first_not_finite
 from reference_impl.interfaces import Step
 
 
-class ExplainingWorker(Worker):
+class Explaining(WorkerFeature):
+    def __init__(self, model: Decoder, tables: Slots):
+        self.model, self.tables = model, tables
+
     @torch.inference_mode()
     def explain(self, step: Step, at: int) -> str:
         row = step.rows[at]
-        # The plan counts all guesses of the step before as right; behind those that were lies whatever memory held.
-        end = min(row.start + row.length, max(1, int(self.slots.computed[row.slot])))
-        tokens = self.slots.tokens[row.slot, :end].long()
-        return f"{super().explain(step, at)}; {first_not_finite(self.model, tokens)}"
+        # The plan counts all drafts of the step before as right; behind those that were not lies whatever memory held.
+        end = min(row.start + row.length, max(1, int(self.tables.computed[row.slot])))
+        return first_not_finite(self.model, self.tables.tokens[row.slot, :end].long())

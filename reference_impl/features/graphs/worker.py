@@ -1,14 +1,12 @@
-"""A worker that replays steps in which every row decodes as CUDA graphs (as vLLM and SGLang do).
-
-Extends `StepRun.stage`, which chooses the graph, `compute`, which replays it, and `sample`: a graph may hold that, too.
-"""
+"""A worker that replays steps in which every row decodes as CUDA graphs (as vLLM and SGLang do): then a run of another
+kind chooses the graph, replays it, and samples where the graph does not."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +18,13 @@ from reference_impl.core.staging import Arrays, to_device
 from reference_impl.core.worker import NO_TOKEN, StepRun, Worker, not_finite
 from reference_impl.features.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
 
+if TYPE_CHECKING:
+    from reference_impl.features.speculative.feature_head import KeepsHidden
+
 
 @dataclass
 class Stats:
-    """Since the executor was made."""
+    """Of a worker with graphs, since they are used."""
 
     eager_steps: int = 0
     replayed_steps: int = 0
@@ -31,9 +32,11 @@ class Stats:
 
 
 class GraphWorker(Worker):
-    """Eager until `use_graphs`. makes_trees: whether drafts are trees."""
+    """Eager until `use_graphs`. tap: its model, where hidden states are read behind a step."""
 
-    makes_trees = False
+    model: Any
+    makes_trees = False  # whether drafts are trees
+    tap: KeepsHidden | None = None
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -48,8 +51,9 @@ class GraphWorker(Worker):
         this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
-            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this.hidden(), trees=self.makes_trees,
+            self.model.device, recorder, num_drafts=num_drafts, hidden=lambda: this._hidden(), trees=self.makes_trees,
         )  # fmt: skip
+        self.run_kind = GraphRun
 
     @property
     def samples_in_graphs(self) -> bool:
@@ -65,9 +69,8 @@ class GraphWorker(Worker):
         self.slots.put(t, tokens)
         return tokens.masked_fill(not_finite(logits), NO_TOKEN)
 
-    def hidden(self) -> Tensor | None:
-        """As of `Graphs`."""
-        return None
+    def _hidden(self) -> Tensor | None:
+        return None if self.tap is None else self.tap.features
 
     def _ran(self) -> tuple[str, ...]:
         return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))
@@ -83,8 +86,7 @@ class GraphWorker(Worker):
         assert self.graphs is not None
         if key not in self.graphs:
             with self.graphs.recorder.launches():
-                model: Any = self.model  # a FusedDecoder: only its steps are replayed
-                model.tune(key.num_tokens)  # measures which kernels suit so many
+                self.model.tune(key.num_tokens)  # a FusedDecoder measures which kernels suit so many
             self.stats.graphs_captured += 1
         return self.graphs.run(key, arrays)
 
@@ -113,26 +115,29 @@ class GraphWorker(Worker):
         super().close()
         if self.graphs is not None:
             self.graphs.recorder.forget()
-            self.graphs = None
+            self.graphs, self.run_kind = None, StepRun
 
 
 class GraphRun(StepRun):
     worker: GraphWorker
     key: GraphKey | None = None  # of the graph that computes this step
 
-    def needs_logits(self) -> bool:
-        """Whether tokens cannot be chosen inside a graph, or are not all that is wanted."""
-        return bool(self.step.takes_masks or self.batch.settings["logprobs"].max(initial=-1) >= 0)
+    def _samples_in_graph(self) -> bool:
+        """Otherwise tokens cannot be chosen inside, or are not all that is wanted."""
+        if not self.sampler.captures or self.batch.settings["logprobs"].max(initial=-1) >= 0:
+            return False
+        return not any(part.needs_logits(self) for part in self.parts)
 
     def stage(self) -> None:
         w, batch = self.worker, self.batch
-        if w.graphs is not None and not w.model.watched:
-            self.key = w.graphs.key(batch, w.samples_in_graphs and not self.needs_logits())
+        if w.graphs is not None and self.model is w.model and not w.model.watched:
+            self.key = w.graphs.key(batch, self._samples_in_graph())
         if self.key is None:
             w.stats.eager_steps += 1
             return super().stage()
         w.stats.replayed_steps += 1
-        columns = w.sampler.columns(batch.settings, batch.lengths) if isinstance(w.sampler, TorchSampler) else {}
+        self.replayed = True
+        columns = self.sampler.columns(batch.settings, batch.lengths)
         # What the graph does not read: of drafts, and of sampling outside.
         others = {name: array for name, array in batch.arrays.items() if name.startswith("draft.")}
         self.tensors = to_device(others if self.key.samples else others | columns, w.model.device)
@@ -152,6 +157,9 @@ class GraphRun(StepRun):
             slot = inputs[slots][:num]
             position = w.slots.computed.index_select(0, slot) + inputs[lens][:num]
             self.tensors |= {"sampling_slots": slot, "sample_positions": position}
+        if w.tap is not None:
+            assert w.graphs is not None
+            w.tap.features = w.graphs.hidden_of(key)[:num]  # behind them are those that pad
 
     def sample(self) -> None:
         if self.key is not None and self.key.samples:

@@ -1,47 +1,42 @@
-"""A worker that gives hidden states of prompts (`Engine.add(pooling=...)`). Extends `StepRun.stage` and `compute`."""
+"""A worker's feature that gives hidden states of prompts (`Engine.add(pooling=...)`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-from reference_impl.core.batch import as_batch
-from reference_impl.core.worker import StepRun, Worker
+from torch import Tensor
+
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import ForRequests, StepPart
 from reference_impl.features.pooling.pooling import Pooled, add_pooled, launch_pools, of_sampling
-from reference_impl.interfaces import Opened, Step
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache, Opened
 
 
-class _PooledSlots(set[int]):
-    """Those whose hidden states are asked for."""
+class Pooling(ForRequests):
+    def is_asked(self, request: Opened) -> bool:
+        return request.pooling is not None
 
-    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        self.difference_update(step.closed, [new.slot for new in opened])
-        self.update(new.slot for new in opened if new.pooling is not None)
-
-
-class PoolWorker(Worker):
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.pooled = _PooledSlots()
-        self.slots.followers.append(self.pooled)
+    def part(self, run: StepRun) -> StepPart | None:
+        return None if self.slots.isdisjoint(run.batch.slots) else PoolPart()
 
 
-class PoolRun(StepRun):
-    worker: PoolWorker
-    pooled: Pooled | None = None
+class PoolPart(StepPart):
+    def lay_out(self, run: StepRun) -> None:
+        pooled = add_pooled(run.batch, run.worker.slots)
+        if pooled is not None:
+            run.model = PoolingModel(run.model, pooled, run.reports)
 
-    def stage(self) -> None:
-        if not self.worker.pooled.isdisjoint(self.batch.slots):
-            self.pooled = add_pooled(self.batch, self.worker.slots)
-        super().stage()
 
-    def compute(self) -> None:
-        """With the hidden states between: those of prompts are summed, the others become logits."""
-        if self.pooled is None:
-            return super().compute()
-        w = self.worker
-        self.tensors |= w.slots.look_up(self.tensors, max(self.batch.context_lens))
-        hidden = w.model.hidden_states(as_batch(self.batch, self.tensors, w.kv_specs), w.kv_cache, w.attention)
+class PoolingModel:
+    """Stands before a model for one step: of its hidden states those of prompts are summed, and reported; the others
+    become logits."""
+
+    def __init__(self, model: Any, pooled: Pooled, reports: dict[str, Callable[[], Any]]):
+        self.model, self.pooled, self.reports = model, pooled, reports
+
+    def __call__(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        hidden = self.model.hidden_states(batch, kv_cache, attention)
         self.reports["pooled"] = launch_pools(hidden, self.pooled)
-        self.logits = self.scores = w.model.logits(of_sampling(hidden, self.pooled))
-        self.ran = () if w.names_kernels is None else tuple(sorted(w.names_kernels.ran))
+        logits: Tensor = self.model.logits(of_sampling(hidden, self.pooled))
+        return logits

@@ -1,43 +1,30 @@
-"""A worker that scores prompts (`SamplingParams.prompt_logprobs`). Extends `StepRun.stage` and `compute`."""
+"""A worker's feature that scores prompts (`SamplingParams.prompt_logprobs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from reference_impl.core.staging import to_device
-from reference_impl.core.worker import StepRun, Worker
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import ForRequests, StepPart
 from reference_impl.features.scoring.scoring import Scored, add_scored, launch_scores
-from reference_impl.interfaces import Opened, Step
+from reference_impl.interfaces import Opened
 
 
-class _ScoredSlots(set[int]):
-    """Those whose prompts have log-probabilities."""
+class PromptScores(ForRequests):
+    def is_asked(self, request: Opened) -> bool:
+        return request.sampling.prompt_logprobs is not None
 
-    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        self.difference_update(step.closed, [new.slot for new in opened])
-        self.update(new.slot for new in opened if new.sampling.prompt_logprobs is not None)
-
-
-class ScoreWorker(Worker):
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.scored = _ScoredSlots()
-        self.slots.followers.append(self.scored)
+    def part(self, run: StepRun) -> StepPart | None:
+        return None if self.slots.isdisjoint(run.batch.slots) else ScorePart()
 
 
-class ScoreRun(StepRun):
-    worker: ScoreWorker
+class ScorePart(StepPart):
     scored: Scored | None = None
 
-    def stage(self) -> None:
-        if not self.worker.scored.isdisjoint(self.batch.slots):
-            self.scored = add_scored(self.batch, self.worker.slots)
-        super().stage()
+    def lay_out(self, run: StepRun) -> None:
+        self.scored = add_scored(run.batch, run.worker.slots)
 
-    def compute(self) -> None:
-        super().compute()
+    def after_model(self, run: StepRun) -> None:
         if self.scored is not None:
-            self.reports["prompt_logprobs"] = launch_scores(self.logits, self.scored, self.worker.slots)
-            rows = to_device({"sampling": self.scored.sampling}, self.logits.device)["sampling"]
-            self.logits = self.scores = self.logits[rows]
+            run.reports["prompt_logprobs"] = launch_scores(run.logits, self.scored, run.worker.slots)
+            rows = to_device({"sampling": self.scored.sampling}, run.logits.device)["sampling"]
+            run.logits = run.scores = run.logits[rows]

@@ -21,6 +21,7 @@ from reference_impl.features.speculative.tree import Tree
 from reference_impl.interfaces import Opened, StepRow
 
 Ints = NDArray[np.int64]
+Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
 
 
 @dataclass(frozen=True)

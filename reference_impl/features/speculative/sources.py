@@ -1,0 +1,107 @@
+"""Where the drafts of a worker's steps come from. Here the two simplest: from the steps themselves, or a proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from reference_impl.core.staging import Arrays
+from reference_impl.core.worker import StepRun
+from reference_impl.features.speculative.drafts import propose
+from reference_impl.interfaces import Opened, Proposer, Step, StepRow, Transfers
+
+if TYPE_CHECKING:
+    from reference_impl.features.grammars.guesses import AskMasks
+    from reference_impl.features.speculative.tree import Tree
+    from reference_impl.features.speculative.tree_layout import Places, Rows
+
+
+class StepSource:
+    """Who makes the drafts of one step. ask_masks: while masks can be asked for (`GuessesLater`)."""
+
+    ask_masks: AskMasks | None = None
+
+    def lay_out(self, run: StepRun, rows: Sequence[StepRow]) -> None:
+        """Adds the arrays that a chain is drafted by. rows: as of `DraftPart`."""
+
+    def trees(self, run: StepRun, drafted: Sequence[StepRow]) -> Sequence[Tree]:
+        """Of each of the R rows with drafts, in the order of the batch, a tree of as many nodes as these are. drafted
+        [R]: they, as they begin on the host."""
+        raise NotImplementedError
+
+    def tree_arrays(
+        self, run: StepRun, step_rows: Sequence[StepRow], drafted: Sequence[StepRow], rows: Rows, places: Places
+    ) -> Arrays:
+        """What a tree is drafted by. step_rows: as of `DraftPart.rows`; drafted: as of `trees`."""
+        raise NotImplementedError
+
+    def draft(self, run: StepRun) -> Tensor | None:
+        """Puts the D drafts, [D] int64, into run.tensors as draft.tokens. Returns what those that are verified by
+        rejection were drawn from; None: they were not drawn, or there are none."""
+        return None
+
+    def after_model(self, run: StepRun) -> None: ...
+
+    def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
+        """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""
+
+    def taken(self, run: StepRun, accepted: Tensor | None) -> None:
+        """accepted [R]: as of `DraftPart`; None: no row has drafts."""
+
+    def ended(self, run: StepRun) -> None: ...
+
+
+class Source:
+    """Who makes the drafts of a worker's steps. keeps_up: whether it is needed where no row has drafts, too; is_model:
+    whether its own scores can be masked; most_nodes: drafts that a row may have as a tree."""
+
+    keeps_up = is_model = makes_trees = False
+    most_nodes = 0
+
+    def of(self, run: StepRun) -> StepSource:
+        raise NotImplementedError
+
+    def is_needed(self, run: StepRun) -> bool:
+        """By a step without drafts."""
+        return False
+
+    def follow(self, step: Step, opened: Sequence[Opened]) -> None: ...
+
+    def move_blocks(self, transfers: Transfers) -> None: ...
+
+
+class NamedDrafts(Source):
+    """They come with the steps."""
+
+    def of(self, run: StepRun) -> StepSource:
+        return StepSource()
+
+
+class Proposed(Source):
+    """proposer: see `interfaces.Proposer`."""
+
+    def __init__(self, proposer: Proposer):
+        self.proposer = proposer
+
+    def of(self, run: StepRun) -> StepSource:
+        return ProposedStep(self.proposer)
+
+    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
+        for slot in step.closed:
+            self.proposer.closed(slot)
+        for new in opened:
+            self.proposer.opened(new)
+
+
+class ProposedStep(StepSource):
+    def __init__(self, proposer: Proposer):
+        self.proposer = proposer
+
+    def draft(self, run: StepRun) -> Tensor | None:
+        batch, t, w = run.batch, run.tensors, run.worker
+        if batch.drafts and "draft.tokens" not in t:
+            k, longest = max(batch.drafts), max(batch.context_lens)
+            t["draft.tokens"] = propose(self.proposer, w.slots, t, k, w.model.config.vocab_size, longest)
+        return None
