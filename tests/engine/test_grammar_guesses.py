@@ -17,8 +17,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.sampler import draw
-from reference_impl.features.speculative import head_source
-from reference_impl.features.speculative import chain
+from reference_impl.features.speculative import chain, head_source
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import Oracle, check_references, some
