@@ -14,7 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from reference_impl import LLM, SamplingParams
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.split import outline
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.loader import CheckpointError
@@ -90,6 +93,36 @@ def test_an_untied_one_without_a_head_embeds_and_generates_nothing(make_folder: 
     assert (asked.finish_reason, asked.output_tokens) == ("error", [])
     assert embedded.finish_reason != "error", "which was in the same step"
     assert [found.outputs.embedding for found in llm.embed(prompts, "last")] == expected
+
+
+WITHOUT_A_HEAD: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32, "max_model_len": 64}
+
+
+def generates_nothing(folder: Path) -> None:
+    llm = LLM(folder, worker="process", **WITHOUT_A_HEAD)
+    try:
+        with pytest.raises(ValueError, match="has no lm_head, so it gives hidden states and no tokens: use embed"):
+            llm.generate([{"prompt_token_ids": list(IDS[:9])}])
+    finally:
+        llm.engine.close()
+
+
+def test_it_says_so_also_where_the_planner_has_only_an_outline_of_the_model(
+    make_folder: MakeFolder,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def split(folder: Path, *_: Any) -> Engine:
+        engine = Engine(load_model(folder, torch.float32), EngineConfig(num_blocks=32))
+        engine.model = outline(folder, "float32")
+        return engine
+
+    monkeypatch.setattr("reference_impl.assembly.llm._split", split)
+    generates_nothing(without_model(make_folder(**(SIZES | {"tie_word_embeddings": False}))))
+
+
+@pytest.mark.slow
+def test_it_says_so_also_where_its_model_is_in_another_process(make_folder: MakeFolder) -> None:  # noqa: F811
+    generates_nothing(without_model(make_folder(**(SIZES | {"tie_word_embeddings": False}))))
 
 
 def test_a_whole_model_that_lacks_its_head_is_refused(make_folder: MakeFolder) -> None:  # noqa: F811
