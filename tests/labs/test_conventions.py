@@ -32,7 +32,6 @@ EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.pare
 NO_VALUES_YET = {  # labs whose options have no mutants of their own: only shrinks
     "01_prefill_decode",
     "02_kv_cache",
-    "04_paged_attention",
     "05_flash_attention",
     "06_prefix_caching",
 }

@@ -14,7 +14,6 @@ from tests.warm import Warm
 NOT_TRIED_YET = {  # only shrinks
     "02_kv_cache",
     "03_batching",
-    "04_paged_attention",
     "05_flash_attention",
     "06_prefix_caching",
     "08_speculative_decoding",
