@@ -52,7 +52,7 @@ _BELONGS = (
 READ_BY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("sampling_noise", ("one-number",), "sampler"), ("sampling_noise", ("one-number",), "executor"),
     ("acceptance", ("exact",), "executor"), ("batch_invariant", (False,), "executor"),
-    ("graphs", ("auto", "off"), "executor"), ("dependent_launches", ("off",), "executor"),
+    ("graphs", ("auto", "off"), "executor"),
     ("attention", ("auto",), "executor"), ("exit_layer", (0,), "executor"),
     ("memory_percent", (90,), "executor"), ("memory_percent", (90,), "kv_cache"),
     ("prefix_cache", ("auto", "off"), "kv_manager"),

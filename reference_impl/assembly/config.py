@@ -80,7 +80,6 @@ class EngineConfig:
     of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
     step_seconds: of a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended.
-    dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
 
     block_size: int = 16
@@ -108,7 +107,6 @@ class EngineConfig:
     overlap: Literal["auto", "on", "off"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
     step_seconds: int = 300
-    dependent_launches: Literal["on", "off"] = "off"
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:

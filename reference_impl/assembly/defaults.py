@@ -154,13 +154,10 @@ def make_executor(made: Made, parts: Parts) -> Executor:
     if reason is None and made.config.graphs != "off":
         from reference_impl.features.graphs.graphs import CudaRecorder
 
-        recorder = CudaRecorder(made.model.device, made.config.dependent_launches == "on")
+        recorder = CudaRecorder(made.model.device)
         executor.use_graphs(recorder, made.config.max_num_seqs, made.max_model_len, made.config.num_drafts)
     elif reason is not None and made.config.graphs == "on":
         raise ValueError(f"graphs='on' cannot be: {reason}. Use graphs='off', or 'auto'")
-    elif made.config.dependent_launches == "on":
-        why = "graphs are off" if reason is None else reason
-        raise ValueError(f"dependent_launches='on' is for CUDA graphs: {why}. Use dependent_launches='off'")
     return executor
 
 

@@ -25,7 +25,7 @@ _CHECKS = ("dataclasses", *(f"reference_impl.assembly.{name}" for name in ("chec
 OPTIONS = [field.name for field in dataclasses.fields(EngineConfig)]
 ASKED: dict[str, Any] = {
     "sampling_noise": "gumbel", "acceptance": "typical", "batch_invariant": True, "graphs": "on",
-    "dependent_launches": "on", "attention": "torch", "exit_layer": 1, "memory_percent": 50, "prefix_cache": "hash",
+    "attention": "torch", "exit_layer": 1, "memory_percent": 50, "prefix_cache": "hash",
     "admission": "worst_case", "adaptive_drafts": "on",
 }  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {"acceptance": {"num_drafts": 2}}
@@ -76,7 +76,7 @@ def test_what_nothing_reads_beside_a_custom_part_is_listed(random_model: Callabl
     listed = {(part, option) for option, _, part in READ_BY}
     assert lost - ELSEWHERE <= listed
     assert {pair for pair in listed - lost if pair[1] not in ON_A_GPU_OR_WITH_GUESSES} == set()
-    assert {"sampling_noise", "batch_invariant", "graphs", "dependent_launches"} <= {option for _, option in lost}
+    assert {"sampling_noise", "batch_invariant", "graphs"} <= {option for _, option in lost}
 
 
 @pytest.mark.parametrize(("option", "asks_nothing", "part"), READ_BY)

@@ -31,9 +31,6 @@ class Tape:
     def __init__(self) -> None:
         self.replays = 0
 
-    def launches(self) -> contextlib.nullcontext[None]:
-        return contextlib.nullcontext()
-
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         compute()
         writer = _Writer()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -363,29 +361,17 @@ def test_only_so_many_graphs_are_kept_and_the_unused_one_goes() -> None:
     assert [key in graphs for key in keys] == [True, False, True]
 
 
-def test_what_suits_so_many_rows_is_measured_with_launches_like_those_that_are_recorded(random_model) -> None:
-    """Dependent launches hide the gaps that make one launch better than two."""
-    seen: list[tuple[int, bool]] = []
-
-    class Dependent(Tape):
-        inside = False
-
-        @contextlib.contextmanager
-        def launches(self) -> Iterator[None]:
-            self.inside = True
-            yield
-            self.inside = False
-
-    model, tape = dense_model(random_model("float64", device=DEVICE)), Dependent()
+def test_what_suits_so_many_rows_is_measured_once(random_model) -> None:
+    seen: list[int] = []
+    model, tape = dense_model(random_model("float64", device=DEVICE)), Tape()
     engine = dense_engine(model, **QUIET)
     engine.executor.use_graphs(tape, 4, engine.max_model_len)
-    model.tune = lambda rows: seen.append((rows, tape.inside))
+    model.tune = seen.append
     for i in range(3):
         engine.add([i + 1] * 3, SamplingParams(max_tokens=4, temperature=0), f"r{i}")
     while engine.has_work():
         engine.step()
-    assert seen == [(4, True)]
-    assert not tape.inside
+    assert seen == [4]
 
 
 def test_an_error_while_capturing_says_which_graph_it_was() -> None:
@@ -408,8 +394,6 @@ def test_graphs_that_cannot_be_are_refused(random_model) -> None:
     with pytest.raises(ValueError, match="graphs='on' cannot be: .*(only a GPU|fused kernel)"):
         Engine(model, EngineConfig(graphs="on", attention="torch"))
     assert Engine(model, EngineConfig(attention="torch")).executor.graphs is None
-    with pytest.raises(ValueError, match="dependent_launches='on' is for CUDA graphs"):
-        Engine(model, EngineConfig(attention="torch", dependent_launches="on"))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="unmarked: the tape is for the CPU")

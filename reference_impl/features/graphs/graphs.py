@@ -16,9 +16,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -66,10 +64,6 @@ class GraphKey:
 class Recorder(Protocol):
     """Records what a function launches."""
 
-    def launches(self) -> AbstractContextManager[None]:
-        """Inside, kernels are launched as those that are recorded: there is measured what suits them."""
-        ...
-
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         """(where it puts what it computes, what launches it once more)."""
         ...
@@ -80,17 +74,9 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """torch.cuda.CUDAGraph. All graphs of a recorder share their intermediate memory: only one runs at a time.
+    """torch.cuda.CUDAGraph. All graphs of a recorder share their intermediate memory: only one runs at a time."""
 
-    dependent: kernels that can begin while the one before them ends do so. ValueError where the GPU cannot.
-    """
-
-    def __init__(self, device: torch.device, dependent: bool = False):
-        from reference_impl.kernels.launch import dependent_launches
-
-        self.launches = partial(dependent_launches, dependent)
-        with self.launches():
-            pass
+    def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
 
@@ -98,7 +84,7 @@ class CudaRecorder:
         # Once without recording: kernels are compiled and loaded, libraries get their workspaces of this stream.
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream), self.launches():
+        with torch.cuda.stream(self.stream):
             compute()
         current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
@@ -106,7 +92,7 @@ class CudaRecorder:
         gc.disable()  # a CUDA object freed meanwhile would break the capture
         try:
             # Only this thread must abstain from what cannot be captured.
-            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"), self.launches():
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 out = compute()
         finally:
             torch.cuda.set_stream(current)  # torch does not where the capture fails

@@ -85,8 +85,7 @@ class GraphWorker(Worker):
         """As `Graphs.run`; captures the graph if it is the first step of its kind."""
         assert self.graphs is not None
         if key not in self.graphs:
-            with self.graphs.recorder.launches():
-                self.model.tune(key.num_tokens)  # a FusedDecoder measures which kernels suit so many
+            self.model.tune(key.num_tokens)  # a FusedDecoder measures which kernels suit so many
             self.stats.graphs_captured += 1
         return self.graphs.run(key, arrays)
 

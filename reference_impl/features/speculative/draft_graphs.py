@@ -107,8 +107,7 @@ class PassGraphs:
         if key not in graphs:
             decoder = decoder_of_passes(self.draft)
             assert decoder is not None
-            with graphs.recorder.launches():
-                decoder.tune(key.num_tokens)
+            decoder.tune(key.num_tokens)
             self.stats.graphs_captured += 1
         return graphs.run(key, arrays)[0]
 
