@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import util
 from pathlib import Path
 
 import pytest
 
 from tests.selection import record
-from tests.selection.record import ALL, File, Line, Record
-from tests.selection.run import Choice
-from tests.selection.sources import Tree, parse
-from tests.selection.tracing import EACH, functions
+from tests.selection.choice import Choice
+from tests.selection.record import Line, Record
+from tests.selection.sources import File, Tree, functions
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = '''"""An engine."""
@@ -60,17 +60,15 @@ def tree(root: Path) -> Tree:
 def recorded(root: Path, *said: str, functions: tuple[int, ...] = (1,)) -> Record:
     """A record in which tests/test_it.py imported the engine, entered these functions of it, and did what is said."""
     now = tree(root)
-    first = now.modules.index("thing/engine.py") * EACH
-    needs, files = record.needed(now, {"tests tests/test_it.py", *said}, {first, *(first + each for each in functions)})
-    made = Record()
-    made.add(Line("tests/test_it.py", 1.5, record.environment(now), {"abc12": 0.5}, needs), files)
-    made.write(root / record.PATH)
+    entered = (f"{number} thing/engine.py" for number in (0, *functions))
+    needs = record.needed(now, {"tests tests/test_it.py", *said, *entered})
+    line = Line("tests/test_it.py", 1.5, now.environment, {"abc12": 0.5}, frozenset(needs))
+    Record({file.id: file for file in needs.values()}, {}, [line]).write(root / record.PATH)
     return Record.read(root / record.PATH)
 
 
 def holds(root: Path, known: Record) -> bool:
-    now = tree(root)
-    holding, why = known.judge(now, record.environment(now))
+    holding, why = known.judge(tree(root))
     assert holding.keys().isdisjoint(why)
     return bool(holding)
 
@@ -82,20 +80,20 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_functions_are_known_by_their_bodies_and_the_rest_of_a_source_by_all_that_an_import_runs() -> None:
-    source = parse(ENGINE.encode())
-    assert source
+    source = File.of("thing/engine.py", ENGINE.encode())
     assert [name for name, _ in functions(ast.parse(ENGINE))] == ["ours", "Part.half"]
 
     def differs(old: str, new: str) -> tuple[bool, list[int]]:
-        other = parse(ENGINE.replace(old, new).encode())
-        assert other
+        other = File.of("thing/engine.py", ENGINE.replace(old, new).encode())
         changed = [n for n, (a, b) in enumerate(zip(source.functions, other.functions, strict=True)) if a != b]
         return other.rest != source.rest, changed
 
     assert differs("x + LIMIT", "x - LIMIT") == (False, [0])
     assert differs("return 2", "return 3") == (False, [1])
     assert differs("# a comment", "# another") == (False, [])
-    for old, new in (("LIMIT = 3", "LIMIT = 4"), ("x=1", "x=2"), ("size = 2", "size = 3"), ("An engine", "One")):
+    assert differs("An engine", "One") == (False, [])
+    assert differs('An engine."""', 'One."""\nsaid = __doc__')[0]
+    for old, new in (("LIMIT = 3", "LIMIT = 4"), ("x=1", "x=2"), ("size = 2", "size = 3")):
         assert differs(old, new) == (True, [])
     assert differs("def ours", "@thing\ndef ours") == (True, [])
 
@@ -120,6 +118,26 @@ def test_a_test_runs_again_when_a_function_that_it_entered_or_anything_outside_o
     assert holds(root, known) is still_holds
     edit(root / "thing" / "engine.py", new, old)
     assert holds(root, known)
+
+
+def test_a_docstring_counts_where_something_may_read_it() -> None:
+    def rest(text: str) -> str:
+        return File.of("a.py", text.encode()).rest
+
+    for source in ('"""Doc."""\n', 'class A:\n    """Doc."""\n'):
+        assert rest(source) == rest(source.replace("Doc", "Other"))
+        assert rest(f"{source}x = __doc__") != rest(f"{source}x = __doc__".replace("Doc", "Other"))
+    model = 'class A(Model):\n    """Doc."""\n'  # pydantic makes it a description
+    assert rest(model) != rest(model.replace("Doc", "Other"))
+
+
+def test_a_listing_of_the_root_is_not_one_of_every_file(root: Path) -> None:
+    known, every = recorded(root, "lists ."), recorded(root, "lists ")
+    (root / "data" / "c.json").write_text("3", "utf-8")
+    assert holds(root, known)
+    assert not holds(root, every)
+    (root / "new.txt").write_text("3", "utf-8")
+    assert not holds(root, known)
 
 
 def test_a_source_read_as_text_counts_with_its_comments(root: Path) -> None:
@@ -154,6 +172,12 @@ def test_of_data_in_datasets_the_whole_folder_counts_since_libraries_in_rust_rea
     assert not holds(root, known)
 
 
+def test_what_is_left_out_since_no_outcome_depends_on_it_is_still_there() -> None:
+    """The grader's hash of its own source would make every change one of all graded classes and labs."""
+    assert "\ndef versions() " in (ROOT / "grader" / "examination" / "worker.py").read_text("utf-8")
+    assert util.find_spec("hypothesis.internal.constants_ast")
+
+
 @pytest.mark.parametrize("name", ["constraints.txt", "Makefile", "tests/conftest.py"])
 def test_pins_build_files_and_a_new_conftest_are_needed_by_all(root: Path, name: str) -> None:
     known = recorded(root)
@@ -175,7 +199,7 @@ def test_a_moved_file_keeps_its_records(root: Path) -> None:
     (root / "thing" / "engine.py").rename(root / "thing" / "motor.py")
     assert holds(root, known)
     (root / "tests" / "test_it.py").rename(root / "tests" / "test_that.py")
-    holding, _ = known.judge(tree(root), record.environment(tree(root)))
+    holding, _ = known.judge(tree(root))
     assert list(holding) == ["tests/test_that.py"]
     edit(root / "thing" / "motor.py", "x + LIMIT", "x - LIMIT")
     assert not holds(root, known)
@@ -186,7 +210,7 @@ def test_a_merge_keeps_the_lines_of_both_sides_and_what_is_damaged_only_loses_it
     before = (root / "thing" / "engine.py").read_text("utf-8")
     edit(root / "thing" / "engine.py", "x + LIMIT", "LIMIT + x")
     theirs = recorded(root)
-    theirs.add(replace(theirs.lines[0], unit="tests/test_new.py"), ())
+    theirs.lines.append(replace(theirs.lines[0], unit="tests/test_new.py"))
     for one, name in ((ours, "ours"), (theirs, "theirs")):
         one.write(root / name)
     merged = sorted({*(root / "ours").read_text().splitlines(), *(root / "theirs").read_text().splitlines()})
@@ -198,13 +222,13 @@ def test_a_merge_keeps_the_lines_of_both_sides_and_what_is_damaged_only_loses_it
     for lost in (line for line in merged if line.startswith(("f\t", "g\t"))):
         (root / record.PATH).write_text(text.replace(lost, lost[:9]), "utf-8")
         known = Record.read(root / record.PATH)
-        holding, _ = known.judge(tree(root), record.environment(tree(root)))
+        holding, _ = known.judge(tree(root))
         assert "tests/test_new.py" not in holding, "what a part is missing of never holds"
 
 
 def test_what_is_written_is_read_again_and_in_a_stable_order(root: Path) -> None:
     known = recorded(root, "reads data/a.json", "lists data", functions=(1, 2))
-    known.add(replace(known.lines[0], unit="tests/test_z.py::test_of_a[b c]", costly={}), ())
+    known.lines.append(replace(known.lines[0], unit="tests/test_z.py::test_of_a[b c]", costly={}))
     known.write(root / record.PATH)
     first = (root / record.PATH).read_text("utf-8")
     again = Record.read(root / record.PATH)
@@ -222,15 +246,14 @@ def test_a_test_that_reads_most_of_the_tree_needs_all_of_it(root: Path, monkeypa
     assert not holds(root, known)
 
 
-def test_a_module_with_more_functions_than_marks_shares_the_last(root: Path) -> None:
-    many = "\n".join(f"def f{number}():\n    return {number}" for number in range(EACH + 9))
+def test_a_module_may_have_any_number_of_functions(root: Path) -> None:
+    many = "\n".join(f"def f{number}():\n    return {number}" for number in range(300))
     (root / "thing" / "engine.py").write_text(many, "utf-8")
-    known = recorded(root, functions=(EACH - 1,))
-    edit(root / "thing" / "engine.py", "return 5\n", "return 6\n")
+    known = recorded(root, functions=(1, 300))
+    edit(root / "thing" / "engine.py", "return 298\n", "return 0\n")
     assert holds(root, known)
-    edit(root / "thing" / "engine.py", f"return {EACH + 5}", "return 6")
+    edit(root / "thing" / "engine.py", "return 299", "return 0")
     assert not holds(root, known)
-    assert File.of(tree(root), "thing/engine.py").changed(tree(root)) != ALL
 
 
 # ---------------------------------------------------------------- the commands, in a small project
@@ -268,8 +291,10 @@ def killed():
 """
 PROJECT_TESTS = {
     "quick": "def test_quick():\n    from thing.program import read\n    assert read() == 'hello'\n",
-    "long": "from thing.program import SECONDS, work\n\ndef test_long():\n    assert work(SECONDS) == 1\n",
-    "thread": "from thing.program import in_a_thread, work\n\ndef test_thread():\n    work(0.2)\n"
+    "long": "from grader.examination.worker import versions\nfrom thing.program import SECONDS, work\n\n"
+    "def test_long():\n    assert work(SECONDS) == 1\n    assert versions()\n",
+    "thread": "from tests.test_quick import test_quick as other\nfrom thing.program import in_a_thread, work\n\n"
+    "def test_thread():\n    work(0.2)\n"
     "    assert in_a_thread() == 2\n",
     "process": "from thing.program import in_a_process, work\n\ndef test_process():\n    work(0.2)\n"
     "    assert in_a_process() == -9\n",
@@ -293,6 +318,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"tests/test_{name}.py": text for name, text in PROJECT_TESTS.items()}
     files |= {
         "thing/program.py": PROGRAM,
+        "grader/examination/worker.py": "from pathlib import Path\n\ndef versions():\n"
+        "    return Path(__file__).parents[2].joinpath('thing/program.py').read_text()\n",
         "thing/said.txt": "hello",
         ".gitignore": ".venv\n__pycache__\n",
         "constraints.txt": "",
@@ -300,7 +327,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tests/conftest.py": CONFTEST,
     }
     for name, text in files.items():
-        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, "utf-8")
     shutil.copytree(ROOT / "tests" / "selection", root / "tests" / "selection")
     for name in ("warm.py", "neutral.py"):
@@ -338,15 +365,19 @@ def ran(said: str) -> int:
 def test_a_run_takes_short_tests_and_what_a_change_touches_in_threads_and_killed_processes_too(project: Path) -> None:
     known = Record.read(project / record.PATH)
     entered = {
-        line.unit: {known.files[name].functions.index(f) for name, mask in line.needs.items() if mask > 0
-                    for bit, f in enumerate(known.files[name].functions)
-                    if mask >> bit & 1 and known.files[name].path == "thing/program.py"}
+        line.unit: {bit for name, mask in (need.split(":") for need in line.needs if ":" in need)
+                    if known.files[name].path == "thing/program.py"
+                    for bit in range(9) if int(mask, 16) >> bit & 1}
         for line in known.lines
     }  # fmt: skip
     assert entered == {
         "tests/test_quick.py": {0}, "tests/test_long.py": {1}, "tests/test_thread.py": {1, 2, 3},
         "tests/test_process.py": {1, 4, 5},
     }  # fmt: skip
+    paths = {line.unit: known.paths(line) for line in known.lines}
+    assert "tests/test_quick.py" in paths["tests/test_thread.py"], "it imports that, which pytest compiles itself"
+    text_of_a_source = {line.unit for line in known.lines if any(need.endswith(":-1") for need in line.needs)}
+    assert "tests/test_long.py" not in text_of_a_source, "what `versions` reads changes no outcome"
     program, said = project / "thing" / "program.py", project / "thing" / "said.txt"
     faults = (("return 2", "return 3", program), ("hello", "hallo", said), ("SIGKILL", "SIGTERM", program))
     for old, new, changed in faults:  # each in what one test alone needs
@@ -373,8 +404,8 @@ def test_a_run_takes_short_tests_and_what_a_change_touches_in_threads_and_killed
 
 def left(root: Path) -> dict[str, int]:
     """How many tests of each file a run would leave out without any turn."""
-    [*jobs] = Choice(root).jobs(False, True)
-    return {name: len(tests) for job in jobs for name, tests in job.leave.items()}
+    choice = Choice(root)
+    return {name: len(tests) for job in choice.jobs(choice.stale) for name, tests in job.leave.items()}
 
 
 @pytest.mark.git

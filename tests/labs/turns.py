@@ -50,6 +50,7 @@ def due() -> tuple[Path, ...]:
 
 
 def was_tried(test: str, source: Path) -> bool:
-    """Whether a slow test of this lab was ever recorded as passed."""
-    record = ROOT / PATH
-    return record.is_file() and f"{test}[{source.parent.name}]\t" in record.read_text("utf-8")
+    """Whether the slow tests of this lab in a file of tests, `test`, were ever recorded as passed."""
+    record, name = Record.read(ROOT / PATH), source.relative_to(ROOT).as_posix()
+    slow = (line for line in record.lines if line.file == test and "slow" in line.costly)
+    return any({"*", name} & record.paths(line) for line in slow)

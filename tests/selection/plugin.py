@@ -6,8 +6,8 @@ module do, and imports, to the file `shared`.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import linecache
 import os
 import resource
 import sys
@@ -29,39 +29,30 @@ def register(config: pytest.Config) -> None:
 
 
 class Job:
-    """What `run.Job` says to this process, and what it says back."""
+    """What `run.py` says to this process, and what it says back."""
 
     def __init__(self, path: Path):
         asked = json.loads(path.read_text("utf-8"))
-        self.leave = {file: set(names) for file, names in asked["leave"].items()}
-        self.only: set[str] | None = set(asked["only"]) if asked["only"] is not None else None
-        self.but: list[str] = asked["but"]
-        self.folder = path.parent
+        self.leave, self.folder = asked["leave"], path.parent
         self.tests: dict[str, dict[str, Any]] = {}
         self.left = 0
-        self.loops = [calibrate()]
         self.tracing = sys.modules.get("inferlab_tracing") if asked["trace"] else None
         self.cost = self.folder / "cost"
         os.environ[COST] = str(self.cost)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        taken, left, others = [], [], []
-        for item in items:
-            file, _, test = item.nodeid.partition("::")
-            if self.only is not None and self.only.isdisjoint((item.nodeid, file)):
-                others.append(item)  # another job's
-            elif short_name(item.nodeid) in self.leave.get(file, ()) or any(name in test for name in self.but):
-                left.append(item)
-            else:
-                taken.append(item)
-        config.hook.pytest_deselected(items=left + others)
+        def stays(item: pytest.Item) -> bool:
+            return short_name(item.nodeid) not in self.leave.get(item.nodeid.partition("::")[0], ())
+
+        left = [item for item in items if not stays(item)]
+        config.hook.pytest_deselected(items=left)
         self.left = len(left)
-        if self.tracing:  # pytest compiles these files itself
-            conftests = [str(getattr(found, "__file__", "")) for found in config.pluginmanager.get_plugins()]
-            for path in {*filter(lambda path: path.endswith("conftest.py"), conftests), *(str(i.path) for i in taken)}:
-                self.tracing.tests_are_in(path)
-        items[:] = taken
+        items[:] = filter(stays, items)
+        if self.tracing:
+            for module in list(sys.modules.values()):
+                if getattr(module, "__loader__", None) is config.pluginmanager.rewrite_hook:  # it has no marks
+                    self.tracing.note(f"tests {os.path.relpath(str(module.__file__), self.tracing.ROOT)}")
 
     def _seconds(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -78,8 +69,6 @@ class Job:
         self.tests[item.nodeid] = entry
         entry["trace"] = f"{len(self.tests)}.trace"
         if self.tracing:
-            import linecache
-
             linecache.clearcache()  # what one test reads of a source the next one would not read again
         self._trace(entry["trace"])
         before = self._seconds()
@@ -112,12 +101,6 @@ class Job:
             entry["skipped"] = where[2] if isinstance(where, tuple) else str(where)
         entry["say"] += [str(text) for key, text in report.user_properties if key == "say" and report.when == "call"]
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.loops.append(calibrate())
-        made = {"tests": self.tests, "loops": self.loops, "left": self.left,
-                "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}  # fmt: skip
-        with contextlib.suppress(FileNotFoundError):
-            self.cost.unlink()
-        new = self.folder / "result.new"
-        new.write_text(json.dumps(made), "utf-8")
-        new.rename(self.folder / "result.json")
+    def pytest_sessionfinish(self) -> None:
+        made = {"tests": self.tests, "left": self.left, "loop": calibrate()}
+        (self.folder / "result.json").write_text(json.dumps(made), "utf-8")
