@@ -274,6 +274,20 @@ widgets.table(rows, ["error of the outputs", "RTN", "GPTQ", "GPTQ, large inputs 
 # 10 in three channels, and the next matrix' columns are divided by 10 there. The function of the layer is the same, and
 # so is the model; only what is multiplied by what has changed. <!-- source: SmoothQuant's paper, section 3 -->
 # <!-- printed: awq-plant -->
+#
+# **What is planted in this chapter**, each time with the other side divided by as much, so that the layer computes what it
+# did; only the explorer of 07d multiplies what it shows and nothing else:
+#
+# | in | planted | times | divided by as much |
+# |---|---|---|---|
+# | 07c, AWQ | three input channels of a layer's gate and up | 10 | their columns of the matrix |
+# | 07c, rotation and the explore table; 07d, explorer | the same three | 30 | their columns (07d: nothing) |
+# | 07e, and experiment 5 of 07g | four channels of each head's keys | 10 | the same channels of the queries |
+# | 07f, pruning | every eighth input channel of a down projection | 30 | their columns of the matrix |
+# <!-- stands: chapters/07_quantization/e_kv_cache.py -->
+# <!-- stands: chapters/07_quantization/f_fewer_numbers.py -->
+#
+# Where nothing is said of planting, the model is as it was trained.
 
 # %% name="awq-plant"
 PLANTED = [7, 100, 201]

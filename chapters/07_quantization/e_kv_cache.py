@@ -178,7 +178,7 @@ widgets.table(rows, ["values: a scale per", "INT8", "INT4"])
 # %% [markdown] name="scratch-values-reading"
 # Here there is little between the two, and a scale per token can be written at once. So keys go by channel, values by
 # token. The planted case shows what KIVI is for. Large models have a few key channels that are ten times as large as the
-# rest, or more; to plant four of them, multiply these channels of the keys by 10 and of the queries by 1/10, which leaves
+# rest, or more; to plant four of them (`c_methods`, section 4, lists what is planted where), multiply these channels of the keys by 10 and of the queries by 1/10, which leaves
 # every score what it was. **INT4 per token: what is the error of the scores?** <!-- source: KIVI's paper, section 3 -->
 # <!-- printed: scratch-planted -->
 

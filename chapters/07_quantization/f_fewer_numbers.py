@@ -158,7 +158,7 @@ print(f"as the library does; {keep_largest(weight.abs(), 0.5).float().mean():.0%
 
 # %% [markdown] name="scratch-outputs-text"
 # Wanda's score is made for the output. **By what factor does Wanda's choice make the error of the outputs of this
-# matrix smaller than magnitude's, half of the weights gone?** And with outliers planted: every eighth input 30 times
+# matrix smaller than magnitude's, half of the weights gone?** And with outliers planted (`c_methods`, section 4, lists what is planted where): every eighth input 30 times
 # as large, its column of weights divided by 30, so that the layer computes the same?
 
 # %% name="scratch-outputs-predict"

@@ -6,6 +6,7 @@ way than the answer that the notebook has. Small slips in our own answers are ma
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import math
@@ -87,6 +88,26 @@ def test_each_task_has_its_cells_in_order_and_a_prediction() -> None:
 def test_a_stub_is_said_to_be_unwritten_and_our_answer_passes(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict(task, None, capsys) == f"{TASKS[task]}: not written yet\n"
     assert verdict(task, ours(task), capsys) == f"{TASKS[task]}: passed\n"
+
+
+def test_with_the_switch_on_our_answer_stands_in_for_one_that_is_not_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without answers of their own a reader saw hardly a result."""
+    [function] = [
+        node for node in ast.parse(cells()["setup"]).body if isinstance(node, ast.FunctionDef) and node.name == "ours"
+    ]
+    names: dict[str, Any] = {"mixture": "the stub", "answer_mixture": "our answer"}
+    exec(ast.unparse(function), names)
+    exec(cells()["switch"], names)
+    assert not names["ours"]("mixture")
+    assert names["mixture"] == "the stub"
+    names["RUN_OUR_ANSWERS"] = True
+    assert names["ours"]("mixture")
+    assert names["mixture"] == "our answer"
+    assert capsys.readouterr().out == "mixture: run with our answer\n"
+    for task, name in TASKS.items():
+        assert f'ours("{name}")' in cells()[f"{task}-run"]
 
 
 # ---------------------------------------------------------------- right, written in another way
