@@ -53,8 +53,6 @@ IMPORTED = (
 PROGRESS = ".venv/.recorded"  # the files that a run of everything has finished so far
 QUICK = 60.0  # seconds for the tests of a quick run, beside linters
 SHOWN = 12
-LINT = (["ruff", "check", "-q", "."], ["ruff", "format", "-q", "--check", "."], ["mypy"],
-        ["grader.chapter_source", "--check"], ["grader.labs.lab_source", "--check"])  # fmt: skip
 
 
 class Run:
@@ -281,15 +279,13 @@ def quick(choice: Choice) -> int:
         why = {*job.files}.union(*(choice.why.get(unit, ()) for unit in job.units))
         return why.isdisjoint(changed), job.seconds
 
-    run, python = Run(choice), [sys.executable, "-P", "-m"]
-    checks = [subprocess.Popen([*python, *words], cwd=choice.root) for words in LINT]
-    checks.append(subprocess.Popen([Path(sys.executable).with_name("lint-imports"), "--no-logo"], cwd=choice.root))
+    run, lint = Run(choice), subprocess.Popen(["make", "--no-print-directory", "lint"], cwd=choice.root)
     jobs = [job for job in choice.jobs(choice.stale) if job.units]
     run.all(sorted(jobs, key=is_late), "-m", "not slow", until=time.time() + QUICK)
     if any(WIDE in paths for paths in choice.why.values()):
         print(f"NOT ENOUGH: every test depends on {WIDE}")
-    failed = sum(bool(check.wait()) for check in checks)  # they have said what is wrong
-    return say_end(run, "what changes touch, as far as time went. Before you commit: make test") or int(failed > 0)
+    failed = lint.wait()  # it has said what is wrong
+    return say_end(run, "what changes touch, as far as time went. Before you commit: make test") or failed
 
 
 def about(choice: Choice, kind: str, number: str) -> int:
