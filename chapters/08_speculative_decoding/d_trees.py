@@ -1,8 +1,9 @@
 # %% [markdown] name="title"
-# # 08d · Trees of guesses, and heads for later tokens
+# # 08d · Heads for later tokens, and trees of their guesses
 #
-# About 40 minutes. You need `c_drafters`. A chain of guesses is dropped from its first wrong one on. Here several
-# continuations are verified at once; and guesses come from heads that do not wait for each other.
+# About 40 minutes. You need `c_drafters`. First guesses come from heads that do not wait for each other, so that there are
+# several for each place. A chain takes one of each, and is dropped from its first wrong one on; so then several
+# continuations, a tree of them, are verified at once.
 
 # %% name="setup"
 import inspect
@@ -67,8 +68,7 @@ corpus = [corpus[i : i + 100] for i in range(0, 30 * 100, 100)]
 # ## 1. A question with a number
 #
 # Two small matrices on the target's last hidden state, in front of the lm_head, are trained to predict the token after next,
-# and the one after that: two guesses in one go, no second model. (Section 2 says why several guesses for one place are
-# useful; here is what makes them.) We train them below, in seconds. **The first of them: how often is its best guess
+# and the one after that: two guesses in one go, no second model. We train them below, in seconds. **The first of them: how often is its best guess
 # right on text of the target's own that it has not seen?**
 
 # %% name="predict"
@@ -160,8 +160,8 @@ print(f"the table is right about the token after next in {sum(hits) / len(grams(
 # ## 2. The idea
 #
 # You ask the way and are told: "left, then straight on, then right". If *left* was wrong, the rest is worth nothing. Better
-# to ask for two first turns, and what follows each: a **tree**. Many of its guesses are wrong by construction, since only
-# one branch can be right. But a step has room.
+# to ask for two first turns, and what follows each: a **tree**. The heads of section 1 give what it needs, a list of guesses
+# for each place. Many guesses of a tree are wrong by construction, since only one branch can be right. But a step has room.
 #
 # A tree needs two changes to the pass that verifies. Each guess may attend to the text and to **its own path**, not to
 # other branches: a mask. And its position is its *depth*, not its place in the row: two alternatives for the next token
