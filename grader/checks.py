@@ -1,6 +1,7 @@
 """What a lab's check cells import: randomness that a learner cannot foresee in grading, and can repeat otherwise.
 
 For Triton kernels: `launch(kernel, grid, constants, x=x, ...)` and `compiled(...)`, see `grader.examination.kernels`.
+For inputs that are drawn, in a notebook and in grading alike: `with drawn("check_append") as draw:`.
 For memory that is only lent to the learner's code: `lent(cache.append)(k, v)`.
 For what must hold with any text that the learner's code may use as a mark: `texts_of("root_key")`.
 For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
@@ -12,8 +13,9 @@ sets a secret of its own for the run, and writes it into the result so that the 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "PUBLIC_SECRET", "Deadlock", "compiled", "launch", "lent", "rng", "roles", "secret_seed", "seed", "texts_of",
-    "together",
+    "PUBLIC_SECRET", "Deadlock", "compiled", "drawn", "launch", "lent", "rng", "roles", "secret_seed", "seed",
+    "texts_of", "together",
 ]  # fmt: skip
 
 PUBLIC_SECRET = b"public"
@@ -53,6 +55,19 @@ def rng(name: str) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(seed(name))
+
+
+@contextmanager
+def drawn(name: str) -> Iterator[torch.Generator]:
+    """The part of a check whose inputs are drawn, from `rng(name)`. Of what it prints the end is shown if it fails."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            yield rng(name)
+    except BaseException:
+        print(*said.getvalue().splitlines()[-20:], sep="\n")
+        raise
+    print("... and the same for inputs that were drawn")
 
 
 def lent(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@
 # text.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
-# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - Grading draws other inputs of the same kinds. A check that passes here for the right reason passes there.
 # - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: nothing else is available when your
 #   cells are graded, neither engine nor grader.
 #
@@ -27,7 +27,7 @@ import numbers
 
 import numpy
 
-from grader.checks import lent, rng, seed
+from grader.checks import drawn, lent, rng, seed
 
 
 class CountingModel:
@@ -62,9 +62,10 @@ class CountingModel:
         digest = hashlib.sha256(f"{self.key}:{tokens}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         logits = torch.randn(self.vocab, generator=generator) - 10.0  # all below 0, as logits may be
-        low, high = sorted(logits.topk(2).indices.tolist())
-        logits[high] = logits.max()
-        logits[low] = logits[high] - 0.001  # too close to be told apart in half precision
+        if digest[7] % 2:
+            low, high = sorted(logits.topk(2).indices.tolist())
+            logits[high] = logits.max()
+            logits[low] = logits[high] - 0.001  # too close to be told apart in half precision
         return logits
 
     def first_wrong(self, prompt, output):
@@ -119,6 +120,35 @@ def short(value):
     return text if len(text) < 90 else f"{text[:80]}..."
 
 
+def away(keys, num_visible):
+    """How keys differ from 0..num_visible - 1."""
+    left_out, ahead = [j for j in range(num_visible) if j not in keys], [j for j in keys if j >= num_visible]
+    return f"{f'it does not see {short(left_out)}' if left_out else f'it sees {short(ahead)}, too'}"
+
+
+def about_token(model, prompt, output, i):
+    expected = int(model.logits([*prompt, *output[:i]]).argmax())
+    return f"new token {i} of {len(output)}: after the {len(prompt) + i} tokens before it {expected} is most likely, saw {output[i]}"
+
+
+def check_calls(seen, expected):
+    """The calls of a model, pairs (first position, tokens)."""
+    for i, call in enumerate(expected):
+        assert i < len(seen), f"expected {len(expected)} calls, saw {len(seen)}: {short(seen)}"
+        assert seen[i] == call, (
+            f"call {i}: expected {call[1]} tokens from position {call[0]} on, saw {seen[i][1]} from {seen[i][0]}"
+        )
+    assert len(seen) == len(expected), (
+        f"expected {len(expected)} calls, saw {len(seen)}, the next one {seen[len(expected)]}"
+    )
+
+
+def short_row(tensor, most=6):
+    """The first numbers of a tensor."""
+    shown_ones = [f"{value:.7g}" for value in tensor.flatten()[:most].tolist()]
+    return f"[{', '.join(shown_ones)}{', ...' if tensor.numel() > most else ''}]"
+
+
 def tensor_of(seen, what, *shape):
     """`seen`, if it is a float32 tensor of this shape; a NumPy array counts as one."""
     if isinstance(seen, numpy.ndarray):
@@ -163,6 +193,13 @@ def difference(seen, expected):
     if tuple(seen.shape) != tuple(expected.shape) or not bool(torch.isfinite(seen).all()):
         return math.inf
     return float((seen - expected).abs().max()) if seen.numel() else 0.0
+
+
+def keys_for(q, scores, generator):
+    """Keys [tokens, head_dim] with which the query q [head_dim] has these scores [tokens]."""
+    noise, q, size = torch.randn(len(scores), len(q), generator=generator).double(), q.double(), q.double() @ q.double()
+    along = scores.double() * math.sqrt(len(q)) - noise @ q
+    return (noise + along[:, None] * q / size).float()
 
 
 def seen_by(attend, num_new, past_len, unused=0, score=0.0):
@@ -219,21 +256,22 @@ def generate_no_cache(model, prompt, num_new_tokens):
 def check_no_cache(model, prompt, N):
     output = tokens_of(generate_no_cache(model.forward, list(prompt), N), N)
     S = len(prompt)
-    print("calls (first position, tokens):", model.log)
+    print("calls (first position, tokens):", short(model.log))
     print(f"{model.num_tokens} tokens for S={S}, N={N}; expected {N * S + N * (N - 1) // 2}")
     wrong = model.first_wrong(prompt, output)
-    assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
-    expected = [(0, S + t) for t in range(N)]
-    assert model.log == expected, f"expected calls (first position, tokens) {expected}, saw {model.log}"
+    assert wrong is None, about_token(model, prompt, output, wrong)
+    check_calls(model.log, [(0, S + t) for t in range(N)])
 
 
 check_no_cache(CountingModel(seed("no_cache")), [5, 9, 2, 7], 6)
-### BEGIN HIDDEN TESTS
-draw = rng("check_no_cache")
-for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
-    prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
-    check_no_cache(CountingModel(seed(f"no_cache {case}"), vocab), prompt, N)
-### END HIDDEN TESTS
+with drawn("check_no_cache") as draw:
+    for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
+        prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
+        check_no_cache(CountingModel(seed(f"no_cache {case}"), vocab), prompt, N)
+    check_no_cache(CountingModel(seed("no_cache, far")), random_tokens(600, draw), 2)
+    prompt = random_tokens(5, draw, 3)
+    for case in range(2):  # three tokens, so that each comes, and comes again; the same prompt for another model
+        check_no_cache(CountingModel(seed(f"no_cache, three {case}"), 3), prompt, 130)
 
 
 # %% [markdown] nbgrader={"grade_id": "text_why"}
@@ -327,23 +365,27 @@ class KVCache:
 # explanation: Pieces of 3, 1 and 4 tokens: they take the slots 0-2, 3 and 4-7, and the length is 3, 4 and 8 in between.
 #   view() shows 8 tokens in the order of arrival, and no slot behind them. Two caches at the same time do not see each
 #   other's tokens: a buffer that belongs to the class, or is made once for all, is shared.
-def check_appends(sizes, num_kv_heads, head_dim, max_len, generator):
-    k, v = torch.randn(2, sum(sizes), num_kv_heads, head_dim, generator=generator)
+def check_appends(sizes, num_kv_heads, head_dim, max_len, generator, size=1.0):
+    k, v = torch.randn(2, sum(sizes), num_kv_heads, head_dim, generator=generator) * size
     cache, other = KVCache(num_kv_heads, head_dim, max_len), KVCache(num_kv_heads, head_dim, max_len)
     assert len(cache) == 0, f"a new cache holds 0 tokens, len() says {len(cache)}"
     shown(cache, 0, num_kv_heads, head_dim)
     start = 0
-    for size in sizes:
-        end = start + size
+    for num_new in sizes:
+        end = start + num_new
         cache.append(k[start:end].clone(), v[start:end].clone())
         other.append(v[start:end].clone(), k[start:end].clone())  # another sequence of the same length
         start = end
         assert len(cache) == end, f"{end} tokens were appended, len() says {len(cache)}"
         keys, values = shown(cache, end, num_kv_heads, head_dim)
-        print(f"append {size:2d}: len {len(cache):2d}, keys {tuple(keys.shape)}")
+        print(f"append {num_new:2d}: len {len(cache):2d}, keys {tuple(keys.shape)}")
         for name, seen, expected in (("keys", keys, k[:end]), ("values", values, v[:end])):
             off = [p for p in range(end) if not torch.equal(seen[p], expected[p])]
-            assert not off, f"{name} at positions {off} are not those that were appended there"
+            if off:
+                numbers_of = f"appended {short_row(expected[off[0]])}, saw {short_row(seen[off[0]])}"
+                raise AssertionError(
+                    f"position {off[0]}: {numbers_of}; {name} at positions {short(off)} are not those that were appended there"
+                )
 
 
 check_appends([3, 1, 4], num_kv_heads=2, head_dim=4, max_len=10, generator=rng("append"))
@@ -352,14 +394,14 @@ for held in (2, 4):
     cache.append(zeros.clone(), zeros.clone())
     assert len(cache) == held, f"{held} tokens, with keys and values of 0, were appended, len() says {len(cache)}"
     shown(cache, held, 2, 4)
-### BEGIN HIDDEN TESTS
-draw = rng("check_append")
-check_appends([1, 1, 2], num_kv_heads=1, head_dim=1, max_len=5, generator=draw)
-for _ in range(4):
-    sizes = [random_int(1, 6, draw) for _ in range(random_int(1, 5, draw))]
-    heads, dim, spare = random_int(1, 4, draw), random_int(1, 9, draw), random_int(1, 5, draw)
-    check_appends(sizes, heads, dim, max_len=sum(sizes) + spare, generator=draw)
-### END HIDDEN TESTS
+with drawn("check_append") as draw:
+    check_appends([1, 1, 2], num_kv_heads=1, head_dim=1, max_len=5, generator=draw)
+    for _ in range(4):
+        sizes = [random_int(1, 6, draw) for _ in range(random_int(1, 5, draw))]
+        heads, dim, spare = random_int(1, 4, draw), random_int(1, 9, draw), random_int(1, 5, draw)
+        check_appends(sizes, heads, dim, max_len=sum(sizes) + spare, generator=draw)
+    check_appends([600, 1, 500], num_kv_heads=1, head_dim=2, max_len=1200, generator=draw)
+    check_appends([2, 3], num_kv_heads=1, head_dim=4, max_len=8, generator=draw, size=1e30)
 
 
 # %% nbgrader={"grade_id": "check_full", "grade": true, "points": 1}
@@ -375,6 +417,10 @@ def check_full_buffer(held, num_new, max_len, generator):
     if held:
         cache.append(k[:held].clone(), v[:held].clone())
     before = [tensor.clone() for tensor in shown(cache, held, 2, 4)]
+    for name, seen, given in zip(("keys", "values"), before, (k, v), strict=True):
+        assert torch.equal(seen, given[:held]), (
+            f"the {name} of the first {held} tokens are not those that were appended"
+        )
     error = error_of(cache.append, k[held : held + num_new].clone(), v[held : held + num_new].clone())
     print(f"{held} of {max_len} slots used, {num_new} more: {type(error).__name__}: {error}")
     assert isinstance(error, ValueError), f"{held} + {num_new} > {max_len}: expected ValueError, saw {error!r}"
@@ -395,13 +441,11 @@ def check_full_buffer(held, num_new, max_len, generator):
 
 check_full_buffer(held=5, num_new=1, max_len=5, generator=rng("full"))
 check_full_buffer(held=3, num_new=4, max_len=5, generator=rng("full"))
-### BEGIN HIDDEN TESTS
-draw = rng("check_full")
-check_full_buffer(0, 2, 1, draw)
-for held in (0, 1, random_int(2, 11, draw), 12):
-    check_full_buffer(held, 12 - held + 1, 12, draw)
-    check_full_buffer(held, 12 - held + random_int(2, 20, draw), 12, draw)
-### END HIDDEN TESTS
+with drawn("check_full") as draw:
+    check_full_buffer(0, 2, 1, draw)
+    for held in (0, 1, random_int(2, 11, draw), 12):
+        check_full_buffer(held, 12 - held + 1, 12, draw)
+        check_full_buffer(held, 12 - held + random_int(2, 20, draw), 12, draw)
 
 
 # %% nbgrader={"grade_id": "check_owns", "grade": true, "points": 1}
@@ -413,15 +457,19 @@ for held in (0, 1, random_int(2, 11, draw), 12):
 #   that were copied into the cache's own buffer stay.
 def check_owned(sizes, generator, spare=1):
     k, v = torch.randn(2, sum(sizes), 2, 4, generator=generator)
+    given = (k.clone(), v.clone())
     max_len, end = sum(sizes) + spare, 0
     cache, twin = KVCache(2, 4, max_len), KVCache(2, 4, max_len)
     for size in sizes:
         start, end = end, end + size
-        lent(cache.append)(k[start:end], v[start:end])  # `lent` overwrites with NaN what append was given, afterwards
+        lent(cache.append)(
+            k[start:end].clone(), v[start:end].clone()
+        )  # `lent` overwrites with NaN what append was given, afterwards
         twin.append(k[start:end].clone(), v[start:end].clone())
     keys, values = shown(cache, end, 2, 4)
     print(f"pieces of {sizes}: {int(keys.isnan().sum())} of {keys.numel()} numbers in the keys have become NaN")
-    expected = shown(twin, end, 2, 4) if len(sizes) > 1 else (k, v)  # the order of pieces is for another check
+    expected = shown(twin, end, 2, 4) if len(sizes) > 1 else given  # the order of pieces is for another check
+    assert bool(torch.isin(keys[0], given[0]).all()), "the first keys are not any that were appended"
     assert torch.equal(keys, expected[0]), "the keys changed when the caller wrote over its memory"
     assert torch.equal(values, expected[1]), "the values changed when the caller wrote over its memory"
 
@@ -429,13 +477,11 @@ def check_owned(sizes, generator, spare=1):
 check_owned([3], generator=rng("owns"))
 check_owned([2, 1], generator=rng("owns"))
 check_owned([3], generator=rng("owns"), spare=0)  # all slots at once
-### BEGIN HIDDEN TESTS
-draw = rng("check_owns")
-for sizes in ([1], [random_int(2, 9, draw)], [random_int(1, 4, draw) for _ in range(4)]):
-    check_owned(sizes, draw)
-for sizes in ([1, 2], [random_int(1, 4, draw), random_int(2, 5, draw)], [2, 1, 3]):
-    check_owned(sizes, draw, spare=0)  # the last piece fills the cache
-### END HIDDEN TESTS
+with drawn("check_owns") as draw:
+    for sizes in ([1], [random_int(2, 9, draw)], [random_int(1, 4, draw) for _ in range(4)]):
+        check_owned(sizes, draw)
+    for sizes in ([1, 2], [random_int(1, 4, draw), random_int(2, 5, draw)], [2, 1, 3]):
+        check_owned(sizes, draw, spare=0)  # the last piece fills the cache
 
 # %% [markdown] nbgrader={"grade_id": "text_attend"}
 # ## 4. Attention on a cache
@@ -516,7 +562,7 @@ for largest, num_heads in ((2.0, 1), (2.0, 2), (200.0, 1)):
     expected = torch.tensor(scores).softmax(0).expand(num_heads, -1)
     weights = [round(float(weight), 4) for weight in seen[0]]
     print(f"{num_heads} heads, head_dim 4, q.k {[2 * s for s in scores]}: scores {scores}, weights {weights}")
-    assert difference(seen, expected) < 1e-4, f"expected weights {expected[0].tolist()}, saw {seen[0].tolist()}"
+    assert difference(seen, expected) < 1e-4, f"expected weights {short_row(expected[0])}, saw {short_row(seen[0])}"
 expected = torch.tensor([2.0, 0.0, 1.0]).softmax(0)
 for query, head in ((0, 0), (0, 1), (2, 1)):  # the scores of this one are hundreds, those of all others at most 2
     q, k = torch.zeros(2, 3, 2, 4)
@@ -524,17 +570,28 @@ for query, head in ((0, 0), (0, 1), (2, 1)):  # the scores of this one are hundr
     q[query, head] *= 300
     seen = attended(attend(q, k, torch.eye(3, 4)[:, None].repeat(1, 2, 1), 0), 3, 2, 4)[2, 0, :3]
     about = f"query {query} of head {head} has scores up to 600; query 2 of head 0 has the scores [2, 0, 1]"
-    assert difference(seen, expected) < 1e-4, f"{about}: expected weights {expected.tolist()}, saw {seen.tolist()}"
-### BEGIN HIDDEN TESTS
-draw = rng("check_weights")
-for num_heads in (1, 2, 3, 5):
-    num_tokens, head_dim = random_int(2, 6, draw), random_int(6, 40, draw)
-    q, k, v = torch.randn(3, num_tokens, head_dim, generator=draw)
-    for scale in (2.0, 1.0):
-        weights = (scale * k.double() @ q[-1].double() / math.sqrt(head_dim)).softmax(0)
-        off = difference(last_output(scale * q, k, v, num_heads), (weights @ v.double()).float().expand(num_heads, -1))
-        assert off < 1e-5, f"head_dim {head_dim}, {num_heads} heads, {num_tokens} keys: off by up to {off:.2g}"
-### END HIDDEN TESTS
+    assert difference(seen, expected) < 1e-4, f"{about}: expected weights {short_row(expected)}, saw {short_row(seen)}"
+with drawn("check_weights") as draw:
+    for num_heads in (1, 2, 3, 5):
+        num_tokens, head_dim = random_int(2, 6, draw) if num_heads < 5 else 300, random_int(6, 40, draw)
+        q, v = torch.randn(2, num_tokens, head_dim, generator=draw)
+        scores = 2 * torch.randn(num_tokens, generator=draw)
+        k = keys_for(q[-1], scores, draw)
+        for scale in (2.0, 1.0):
+            expected = ((scale * scores.double()).softmax(0) @ v.double()).float().expand(num_heads, -1)
+            off = difference(last_output(scale * q, k, v, num_heads), expected)
+            assert off < 1e-5, f"head_dim {head_dim}, {num_heads} heads, {num_tokens} keys: off by up to {off:.2g}"
+    largest = float(10 ** random_int(4, 6, draw))
+    q, k = torch.zeros(2, 3, 4)
+    q[:, 0], k[:, 0] = 2.0, torch.tensor([0.0, -2.0, -1.0]) + largest
+    seen, expected = last_output(q, k, torch.eye(3, 4), 1)[0, :3], torch.tensor([0.0, -2.0, -1.0]).softmax(0)
+    about = f"scores {largest:.0f}, {largest - 2:.0f}, {largest - 1:.0f}"
+    assert difference(seen, expected) < 1e-4, f"{about}: expected weights {short_row(expected)}, saw {short_row(seen)}"
+    k[:, 0] = torch.tensor([0.0, -10.0, -30.0])  # small weights count where their values are large
+    seen = float(last_output(q, k, torch.tensor([0.0, 1e4, 1e13])[:, None].expand(-1, 4), 1)[0, 0])
+    expected = float(torch.tensor([0.0, -10.0, -30.0]).double().softmax(0) @ torch.tensor([0.0, 1e4, 1e13]).double())
+    about = "scores 0, -10 and -30, values 0, 1e4 and 1e13"
+    assert abs(seen / expected - 1) < 1e-4, f"{about}: expected {expected:.7g}, saw {seen:.7g}"
 
 
 # %% nbgrader={"grade_id": "check_heads", "grade": true, "points": 1}
@@ -555,7 +612,9 @@ def check_heads_of(num_heads, num_kv_heads, num_new, past_len, generator):
     seen = heads_read(num_heads, num_kv_heads, num_new, past_len)
     expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
     print(f"{num_heads} query heads, {num_kv_heads} KV heads: they read", [round(float(g), 2) for g in seen])
-    assert difference(seen, expected.float()) < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+    assert difference(seen, expected.float()) < 1e-4, (
+        f"expected KV heads {expected.tolist()}, saw {short_row(seen, 20)}"
+    )
     q = torch.randn(num_new, num_heads, 8, generator=generator)
     k, v = torch.randn(2, past_len + num_new, num_kv_heads, 8, generator=generator)
     together = attended(attend(q.clone(), k.clone(), v.clone(), past_len), num_new, num_heads, 8)
@@ -567,11 +626,16 @@ def check_heads_of(num_heads, num_kv_heads, num_new, past_len, generator):
 
 for num_heads, num_kv_heads in ((6, 2), (4, 4), (4, 1)):  # GQA, MHA, MQA
     check_heads_of(num_heads, num_kv_heads, num_new=3, past_len=0, generator=rng("heads"))
-### BEGIN HIDDEN TESTS
-draw = rng("check_heads")
-for num_kv_heads, group in ((1, random_int(2, 7, draw)), (random_int(2, 4, draw), 1), (2, 3), (3, 2), (4, 4)):
-    check_heads_of(num_kv_heads * group, num_kv_heads, random_int(1, 5, draw), random_int(0, 5, draw), draw)
-### END HIDDEN TESTS
+with drawn("check_heads") as draw:
+    for num_kv_heads, group in (
+        (1, random_int(2, 7, draw)),
+        (random_int(2, 4, draw), 1),
+        (2, 3),
+        (3, 2),
+        (4, 4),
+        (2, 9),
+    ):
+        check_heads_of(num_kv_heads * group, num_kv_heads, random_int(1, 5, draw), random_int(0, 5, draw), draw)
 
 
 # %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 2}
@@ -585,11 +649,12 @@ def check_seen(num_new, past_len, score=0.0):
     for i, row in enumerate(seen_by(attend, num_new, past_len, score=score)):
         position = past_len + i
         keys = [j for j, weight in enumerate(row.tolist()) if weight != 0]
-        print(f"{past_len} cached, {num_new} new: the query at position {position} sees keys {keys}")
-        assert keys == list(range(position + 1)), f"position {position} must see keys 0..{position}, saw {keys}"
+        print(f"{past_len} cached, {num_new} new: the query at position {position} sees keys {short(keys)}")
+        about = f"position {position}, {past_len} tokens before the new ones, all scores {score:g}"
+        assert keys == list(range(position + 1)), f"{about}: expected keys 0..{position}, {away(keys, position + 1)}"
         off = difference(row[: position + 1], torch.full((position + 1,), 1 / (position + 1)))
         rounding = 1e-5 + 1e-7 * abs(score)
-        assert off < rounding, f"position {position}: all scores are {score}, so weights are equal; saw {row.tolist()}"
+        assert off < rounding, f"{about}: so the weights are equal; saw {short_row(row)}"
 
 
 def check_chunks_of(chunk_size, num_tokens, num_heads, num_kv_heads, generator):
@@ -616,27 +681,26 @@ k[2] = 150.0  # a score of 300, hidden from the first of two queries
 row = attended(attend(q, k, v, 1), 2, 1, 4)[0, 0]
 about = f"keys 0 and 1 have the same score, key 2 is hidden: saw the weights {row[:3].tolist()}"
 assert difference(row, torch.tensor([0.5, 0.5, 0.0, 0.0])) < 1e-4, about
-### BEGIN HIDDEN TESTS
-draw = rng("check_mask")
-for score in (-30_000.0, 0.0, 300.0):
-    check_seen(1, random_int(1, 9, draw), score)
-    check_seen(random_int(2, 6, draw), 0, score)
-    check_seen(random_int(2, 4, draw), random_int(5, 9, draw), score)
-    check_seen(random_int(5, 9, draw), random_int(2, 4, draw), score)
-for chunk_size, num_heads, num_kv_heads in ((1, 3, 1), (2, 2, 2), (random_int(3, 9, draw), 6, 2)):
-    check_chunks_of(chunk_size, random_int(10, 30, draw), num_heads, num_kv_heads, draw)
-q, (k, v) = torch.randn(5, 2, 8, generator=draw), torch.randn(2, 9, 2, 8, generator=draw)
-out = attended(attend(q.clone(), k.clone(), v.clone(), 4), 5, 2, 8)
-k[7:], v[7:] = 50.0, 1e6  # future keys of the first three queries
-off = difference(attended(attend(q, k, v, 4), 5, 2, 8)[:3], out[:3])
-assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
-for query, head in ((0, 0), (0, 3), (1, 1)):  # a chunk, two heads a group: the scores of one query are hundreds
-    q, k, v = torch.zeros(3, 4, 4), torch.zeros(5, 2, 4), torch.randn(5, 1, 4, generator=draw).repeat(1, 2, 1)
-    q[query, head, 0], k[..., 0] = 600.0, torch.tensor([2.0, 0.0, 1.0, 2.0, 0.0])[:, None]
-    off = difference(attended(attend(q, k, v, 2), 3, 4, 4)[2], v.mean(0)[:1].expand(4, -1))
-    about = f"3 new tokens behind 2 cached ones, query {query} of head {head} has scores of hundreds"
-    assert off < 1e-4, f"{about}: query 2 has scores of 0, so equal weights, and is off by {off:.2g}"
-### END HIDDEN TESTS
+with drawn("check_mask") as draw:
+    for score in (-1e30, -30_000.0, 0.0, 300.0):
+        check_seen(1, random_int(1, 9, draw), score)
+        check_seen(random_int(2, 6, draw), 0, score)
+        check_seen(random_int(2, 4, draw), random_int(5, 9, draw), score)
+        check_seen(random_int(5, 9, draw), random_int(2, 4, draw), score)
+    for chunk_size, num_heads, num_kv_heads in ((1, 3, 1), (2, 2, 2), (random_int(3, 9, draw), 6, 2)):
+        check_chunks_of(chunk_size, random_int(10, 30, draw), num_heads, num_kv_heads, draw)
+    check_seen(2, 600)  # far behind
+    q, (k, v) = torch.randn(5, 2, 8, generator=draw), torch.randn(2, 9, 2, 8, generator=draw)
+    out = attended(attend(q.clone(), k.clone(), v.clone(), 4), 5, 2, 8)
+    k[7:], v[7:] = 50.0, 1e6  # future keys of the first three queries
+    off = difference(attended(attend(q, k, v, 4), 5, 2, 8)[:3], out[:3])
+    assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
+    for query, head in ((0, 0), (0, 3), (1, 1)):  # a chunk, two heads a group: the scores of one query are hundreds
+        q, k, v = torch.zeros(3, 4, 4), torch.zeros(5, 2, 4), torch.randn(5, 1, 4, generator=draw).repeat(1, 2, 1)
+        q[query, head, 0], k[..., 0] = 600.0, torch.tensor([2.0, 0.0, 1.0, 2.0, 0.0])[:, None]
+        off = difference(attended(attend(q, k, v, 2), 3, 4, 4)[2], v.mean(0)[:1].expand(4, -1))
+        about = f"3 new tokens behind 2 cached ones, query {query} of head {head} has scores of hundreds"
+        assert off < 1e-4, f"{about}: query 2 has scores of 0, so equal weights, and is off by {off:.2g}"
 
 
 # %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
@@ -653,7 +717,7 @@ def check_unused_slots(num_new, past_len, unused):
     # Only the last row, and only without cached tokens: other checks test which keys the others see.
     if past_len == 0:
         off = difference(rows[-1], torch.full((num_new,), 1 / num_new))
-        assert off < 1e-5, f"the last query must see keys 0..{num_new - 1} alike, saw {rows[-1].tolist()}"
+        assert off < 1e-5, f"the last query must see keys 0..{num_new - 1} alike, saw {short_row(rows[-1])}"
 
 
 def check_behind(num_new, past_len, unused, held, generator):
@@ -673,13 +737,11 @@ def check_behind(num_new, past_len, unused, held, generator):
 check_unused_slots(num_new=4, past_len=0, unused=3)
 check_unused_slots(num_new=1, past_len=5, unused=2)
 check_behind(num_new=2, past_len=3, unused=2, held=math.nan, generator=rng("unused"))
-### BEGIN HIDDEN TESTS
-draw = rng("check_unused")
-for past_len, held in ((0, math.nan), (random_int(1, 9, draw), math.inf), (random_int(1, 9, draw), 40.0)):
-    num_new, unused = random_int(1, 6, draw), random_int(1, 20, draw)
-    check_unused_slots(num_new, past_len, unused)
-    check_behind(num_new, past_len, unused, held, draw)
-### END HIDDEN TESTS
+with drawn("check_unused") as draw:
+    for past_len, held in ((0, math.nan), (random_int(1, 9, draw), math.inf), (random_int(1, 9, draw), 40.0)):
+        num_new, unused = random_int(1, 6, draw), random_int(1, 20, draw)
+        check_unused_slots(num_new, past_len, unused)
+        check_behind(num_new, past_len, unused, held, draw)
 
 # %% [markdown] nbgrader={"grade_id": "text_step"}
 # ## 5. One step of one layer
@@ -769,11 +831,14 @@ def check_one_step(held, num_new, generator):
 
 for held, num_new in ((0, 3), (5, 1), (5, 3)):  # prefill, decode, a chunk
     check_one_step(held, num_new, rng("step"))
-### BEGIN HIDDEN TESTS
-draw = rng("check_step")
-for held, num_new in ((0, 1), (1, 1), (random_int(1, 4, draw), random_int(5, 9, draw)), (9, random_int(2, 6, draw))):
-    check_one_step(held, num_new, draw)
-### END HIDDEN TESTS
+with drawn("check_step") as draw:
+    for held, num_new in (
+        (0, 1),
+        (1, 1),
+        (random_int(1, 4, draw), random_int(5, 9, draw)),
+        (9, random_int(2, 6, draw)),
+    ):
+        check_one_step(held, num_new, draw)
 
 # %% [markdown] nbgrader={"grade_id": "text_cached"}
 # ## 6. Generate with the cache
@@ -825,16 +890,18 @@ def check_same_tokens(model, prompt, N):
     output = tokens_of(generate_cached(model.forward, list(prompt), N, len(prompt)), N)
     print(f"{N} tokens after a prompt of {len(prompt)}: {output}")
     wrong = model.first_wrong(prompt, output)
-    assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
+    assert wrong is None, about_token(model, prompt, output, wrong)
 
 
 check_same_tokens(CountingModel(seed("cached")), [5, 9, 2, 7], 6)
-### BEGIN HIDDEN TESTS
-draw = rng("check_cached_tokens")
-for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
-    prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
-    check_same_tokens(CountingModel(seed(f"cached {case}"), vocab), prompt, N)
-### END HIDDEN TESTS
+with drawn("check_cached_tokens") as draw:
+    for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
+        prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
+        check_same_tokens(CountingModel(seed(f"cached {case}"), vocab), prompt, N)
+    check_same_tokens(CountingModel(seed("cached, far")), random_tokens(600, draw), 2)
+    prompt = random_tokens(5, draw, 3)
+    for case in range(2):  # three tokens, so that each comes, and comes again; the same prompt for another model
+        check_same_tokens(CountingModel(seed(f"cached, three {case}"), 3), prompt, 130)
 
 
 # %% nbgrader={"grade_id": "check_cached_work", "grade": true, "points": 2}
@@ -850,19 +917,27 @@ def check_work(model, prompt, N):
     tokens, pairs = S + N - 1, (S + N - 1) * (S + N) // 2
     print(f"S={S}, N={N}: {model.num_calls} calls, {model.num_tokens} tokens, {model.num_pairs} pairs of attention,")
     print(f"    expected {N}, {tokens}, {pairs}; without a cache {N * S + N * (N - 1) // 2} tokens")
-    assert model.num_calls == N, f"expected {N} calls, saw {model.num_calls}: {model.log}"
-    assert model.num_tokens == tokens, f"expected S + N - 1 = {tokens} tokens, saw {model.num_tokens}: {model.log}"
+    assert model.num_calls == N, f"expected {N} calls, saw {model.num_calls}: {short(model.log)}"
+    assert model.num_tokens == tokens, (
+        f"expected S + N - 1 = {tokens} tokens, saw {model.num_tokens}: {short(model.log)}"
+    )
     assert model.num_pairs == pairs, f"expected {pairs} pairs, saw {model.num_pairs}: {model.log}"
     fed = [*prompt, *output[:-1]]
-    assert model.cached == fed, f"the cache must hold prompt and output but its last token, {fed}: saw {model.cached}"
+    off = [i for i, (now, then) in enumerate(zip(model.cached, fed, strict=True)) if now != then]
+    assert not off, (
+        f"the cache must hold prompt and output but its last token: {fed[off[0]]} at position {off[0]}, saw "
+        f"{model.cached[off[0]]}"
+    )
 
 
 check_work(CountingModel(seed("work")), [5, 9, 2, 7], 6)
-### BEGIN HIDDEN TESTS
-draw = rng("check_cached_work")
-for case, (N, S) in enumerate(((1, 1), (1, 9), (2, random_int(2, 20, draw)), (random_int(3, 12, draw), 1), (5, 12))):
-    check_work(CountingModel(seed(f"work {case}")), random_tokens(S, draw), N)
-### END HIDDEN TESTS
+with drawn("check_cached_work") as draw:
+    for case, (N, S) in enumerate(
+        ((1, 1), (1, 9), (2, random_int(2, 20, draw)), (random_int(3, 12, draw), 1), (5, 12))
+    ):
+        check_work(CountingModel(seed(f"work {case}")), random_tokens(S, draw), N)
+    check_work(CountingModel(seed("work, far")), random_tokens(600, draw), 2)
+    check_work(CountingModel(seed("work, three"), 3), random_tokens(5, draw, 3), 130)
 
 
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
@@ -872,36 +947,41 @@ for case, (N, S) in enumerate(((1, 1), (1, 9), (2, random_int(2, 20, draw)), (ra
 # explanation: 7 prompt tokens in chunks of 3: (position 0, 3 tokens), (3, 3), (6, 1). The logits after the first two
 #   chunks belong to the middle of the prompt and are not used; those after the last choose the first new token. For a
 #   chunk size of 7 or more it is one call, and the output is the same.
-def check_chunked(key, prompt, N, chunk_size):
-    model, S = CountingModel(key), len(prompt)
+def check_chunked(key, prompt, N, chunk_size, vocab=64):
+    model, S = CountingModel(key, vocab), len(prompt)
     output = tokens_of(generate_cached(model.forward, list(prompt), N, chunk_size), N)
     prefill = [n for start, n in model.log if start < S]
     assert prefill, "the model was never called with a part of the prompt"
-    print(f"chunk_size {chunk_size}: the prompt went in as {prefill}, output {output}")
+    print(f"chunk_size {chunk_size}: the prompt went in as {short(prefill)}, output {short(output)}")
     largest = max(prefill)
     assert largest <= chunk_size, f"a call had {largest} tokens of the prompt; chunk_size is {chunk_size}"
-    assert sum(prefill) == S, f"the prompt has {S} tokens, {sum(prefill)} went in: {prefill}"
+    assert sum(prefill) == S, f"the prompt has {S} tokens, {sum(prefill)} went in: {short(prefill)}"
     fewest = -(-S // chunk_size)
-    assert len(prefill) == fewest, f"{S} tokens fit into {fewest} chunks of {chunk_size}, saw {prefill}"
+    assert len(prefill) == fewest, (
+        f"{S} tokens fit into {fewest} chunks of {chunk_size}, saw {len(prefill)}: {short(prefill)}"
+    )
     wrong = model.first_wrong(prompt, output)
-    assert wrong is None, f"chunk_size {chunk_size}: new token {wrong} is not the most likely one"
-    whole = CountingModel(key)
+    assert wrong is None, f"chunk_size {chunk_size}: {about_token(model, prompt, output, wrong)}"
+    whole = CountingModel(key, vocab)
     generate_cached(whole.forward, list(prompt), N, S)
     decode, expected = ([call for call in m.log if call[0] >= S] for m in (model, whole))
-    assert decode == expected, f"with one chunk the calls after the prompt are {expected}, with {chunk_size}: {decode}"
+    assert decode == expected, (
+        f"with one chunk the calls after the prompt are {short(expected)}, with chunks of {chunk_size} {short(decode)}"
+    )
 
 
 for chunk_size in (1, 3, 5, 64):
     check_chunked(seed("chunked"), [5, 9, 2, 7, 1, 8, 3, 11, 4, 6], 4, chunk_size)
-### BEGIN HIDDEN TESTS
-draw = rng("check_chunks")
-check_chunked(seed("chunked, one"), random_tokens(1, draw), 3, 1)
-for case in range(3):
-    N, prompt = (1, 2, random_int(3, 6, draw))[case], random_tokens(random_int(5, 30, draw), draw)
-    for chunk_size in (1, random_int(2, 4, draw), len(prompt) - 1, len(prompt) + 1):
-        check_chunked(seed(f"chunked {case}"), prompt, N, chunk_size)
-    check_chunked(seed(f"chunked, no rest {case}"), random_tokens(12, draw), N, (2, 4, 6)[case])
-### END HIDDEN TESTS
+with drawn("check_chunks") as draw:
+    check_chunked(seed("chunked, one"), random_tokens(1, draw), 3, 1)
+    for case in range(3):
+        N, prompt = (1, 2, random_int(3, 6, draw))[case], random_tokens(random_int(5, 30, draw), draw)
+        for chunk_size in (1, random_int(2, 4, draw), len(prompt) - 1, len(prompt) + 1):
+            check_chunked(seed(f"chunked {case}"), prompt, N, chunk_size)
+        check_chunked(seed(f"chunked, no rest {case}"), random_tokens(12, draw), N, (2, 4, 6)[case])
+    check_chunked(seed("chunked, far"), random_tokens(1100, draw), 2, 1040)
+    check_chunked(seed("chunked, many"), random_tokens(70, draw), 2, 1)
+    check_chunked(seed("chunked, three"), random_tokens(5, draw, 3), 130, 3, vocab=3)
 
 # %% [markdown] nbgrader={"grade_id": "text_counts"}
 # ### The contents of the cache, and its savings
@@ -960,8 +1040,8 @@ print(f"             {pairs_without:,} pairs without a cache, {pairs_with:,} wit
 #   hold anything, even NaN.
 # - `q` `[rows, num_new, num_heads, head_dim]`; `k`, `v` `[rows, num_new, num_kv_heads, head_dim]`: each row's new
 #   tokens, at *its* positions `lengths[r]`, `lengths[r] + 1`, ... They fit. `lengths` is a list of ints.
-# - Write `k` and `v` into the caches, in place, each row at its own positions; no other slot changes. Then return
-#   attention `[rows, num_new, num_heads, head_dim]`, each row as if it were alone.
+# - Write `k` and `v` into the caches, in place, each row at its own positions; no other slot changes, nor do `q`, `k` and
+#   `v`. Then return attention `[rows, num_new, num_heads, head_dim]`, each row as if it were alone.
 #
 # **Hint:** a loop over rows is fine. All rows at once is one mask `[rows, num_new, max_len]` with
 # `key <= lengths[r] + i`, and values in hidden slots set to 0.
@@ -1022,44 +1102,63 @@ def check_rows(lengths, num_new, max_len, score=0.0):
         for i in range(num_new):
             keys = [j for j, weight in enumerate(seen[r, i].tolist()) if weight != 0]
             nan = ", with NaN" if bool(seen[r, i].isnan().any()) else ""
-            print(f"row {r} holds {n}: its new token at position {n + i} sees keys {keys}{nan}")
+            print(f"row {r} holds {n}: its new token at position {n + i} sees keys {short(keys)}{nan}")
             assert not nan, f"row {r}: NaN from the padding reached the output"
-            expected = list(range(n + i + 1))
-            assert keys == expected, f"row {r}, position {n + i}: expected keys {expected}, saw {keys}"
+            about = f"row {r}, position {n + i}, all scores {score:g}"
+            assert keys == list(range(n + i + 1)), f"{about}: expected keys 0..{n + i}, {away(keys, n + i + 1)}"
             off = difference(seen[r, i, keys], torch.full((len(keys),), 1 / len(keys)))
             rounding = 1e-5 + 1e-7 * abs(score)
-            assert off < rounding, f"row {r}: all scores are {score}, so weights are equal; saw {seen[r, i].tolist()}"
+            assert off < rounding, f"{about}: so the weights are equal; saw {short_row(seen[r, i, keys])}"
+
+
+def check_all_numbers(lengths, num_new, max_len, num_kv_heads, group, generator):
+    """Random scores and values: the queries of one KV head have one direction, and the last of each row is the longest."""
+    rows, head_dim = len(lengths), 8
+    direction = torch.randn(rows, num_kv_heads, head_dim, generator=generator)
+    factor = 0.5 + torch.rand(rows, num_new, num_kv_heads * group, generator=generator)
+    factor[:, -1, -1] = 200.0
+    q = factor[..., None] * direction.repeat_interleave(group, 1)[:, None]
+    scores = torch.randn(rows, num_kv_heads, max_len, generator=generator)
+    k_all = torch.stack([torch.stack([keys_for(direction[r, g], scores[r, g], generator) for g in range(num_kv_heads)], 1)
+                         for r in range(rows)])  # fmt: skip
+    v_all = torch.randn(rows, max_len, num_kv_heads, head_dim, generator=generator)
+    k_cache, v_cache = k_all.clone(), v_all.clone()
+    for r, n in enumerate(lengths):
+        k_cache[r, n:], v_cache[r, n:] = (math.nan, math.nan) if r % 2 == 0 else (math.inf, -math.inf)
+    k, v = (torch.stack([every[r, n : n + num_new] for r, n in enumerate(lengths)]) for every in (k_all, v_all))
+    out = attend_batch(q.clone(), k, v, k_cache, v_cache, told(lengths, num_new, max_len))
+    out = tensor_of(out, "attend_batch", *q.shape)
+    for r, n in enumerate(lengths):
+        for i in range(num_new):
+            for h in range(num_kv_heads * group):
+                weights = (factor[r, i, h] * scores[r, h // group, : n + i + 1].double()).softmax(0)
+                off = difference(out[r, i, h], (weights @ v_all[r, : n + i + 1, h // group].double()).float())
+                assert off < 1e-3 if factor[r, i, h] == 200 else off < 1e-5, (
+                    f"lengths {lengths}, {num_new} new tokens, {num_kv_heads} KV heads, {num_kv_heads * group} heads: row {r}, "
+                    f"new token {i}, head {h} is off by {off:.2g}"
+                )
 
 
 check_rows([2, 5], num_new=1, max_len=8)
 check_rows([4, 1], num_new=2, max_len=8)
-### BEGIN HIDDEN TESTS
-draw, max_len = rng("check_batch_rows"), 12
-for rows, num_new, num_kv_heads, group in (
-    (1, 1, 2, 3),
-    (2, 3, 1, 3),
-    (3, 2, 3, 1),
-    (4, 2, 2, 2),
-    (random_int(2, 5, draw), 4, 3, 2),
-):
-    lengths = [random_int(0, max_len - num_new, draw) for _ in range(rows)]
-    if rows == 4:
-        lengths[1:3] = [random_int(1, max_len - num_new - 1, draw)] * 2  # two of the same length
-    lengths[-1], lengths[0] = 0, max_len - num_new  # a row that begins, and one that becomes full
-    check_rows(lengths, num_new, max_len, score=(-30_000.0, 0.0, 300.0, 0.0)[rows % 4])
-    q = torch.randn(rows, num_new, num_kv_heads * group, 8, generator=draw)
-    k, v = torch.randn(2, rows, num_new, num_kv_heads, 8, generator=draw)
-    k_cache, v_cache = torch.randn(2, rows, max_len, num_kv_heads, 8, generator=draw)
-    for r, n in enumerate(lengths):
-        k_cache[r, n:], v_cache[r, n:] = (math.nan, math.nan) if r % 2 == 0 else (math.inf, -math.inf)
-    held_k, held_v = k_cache.clone(), v_cache.clone()
-    out = attend_batch(q.clone(), k.clone(), v.clone(), k_cache, v_cache, told(lengths, num_new, max_len))
-    out = tensor_of(out, "attend_batch", *q.shape)
-    for r, n in enumerate(lengths):
-        alone = reference.attend(q[r], torch.cat((held_k[r, :n], k[r])), torch.cat((held_v[r, :n], v[r])), n)
-        off = difference(out[r], attended(alone, *q[r].shape))
-        assert off < 1e-5, f"lengths {lengths}: row {r} differs from what it gets alone by {off:.2g}"
-### END HIDDEN TESTS
+check_rows([0, 6], num_new=2, max_len=8)
+check_all_numbers([0, 3], num_new=2, max_len=6, num_kv_heads=1, group=2, generator=rng("rows"))
+with drawn("check_batch_rows") as draw:
+    for rows, num_new, num_kv_heads, group in (
+        (1, 1, 2, 3),
+        (2, 3, 1, 3),
+        (3, 2, 3, 1),
+        (4, 2, 2, 2),
+        (9, 4, 3, 4),
+    ):
+        for max_len in (12, 300) if rows == 3 else (12,):
+            most = max_len - num_new
+            lengths = [random_int(1, most - 1, draw) for _ in range(rows)]
+            if rows > 3:
+                lengths[1:4] = [2, 2, most - 1]  # two of the same length, and not from long to short
+            lengths[-1], lengths[0] = 0, most  # a row that begins, and one that becomes full
+            check_rows(lengths, num_new, max_len, score=(-1e30, 0.0, 300.0, -30_000.0)[rows % 4])
+            check_all_numbers(lengths, num_new, max_len, num_kv_heads, group, draw)
 
 
 # %% nbgrader={"grade_id": "check_batch_writes", "grade": true, "points": 1}
@@ -1077,24 +1176,29 @@ def check_writes(lengths, num_new, max_len, generator):
     for r, n in enumerate(lengths):
         k_cache[r, n + num_new + 1 :], v_cache[r, n + num_new + 1 :] = math.nan, math.nan
     caches, before = (k_cache, v_cache), (k_cache.clone(), v_cache.clone())
-    attend_batch(q, k.clone(), v.clone(), k_cache, v_cache, told(lengths, num_new, max_len))
+    given = (q.clone(), k.clone(), v.clone())
+    attend_batch(*given, k_cache, v_cache, told(lengths, num_new, max_len))
+    for name, now, was in zip("qkv", given, (q, k, v), strict=True):
+        assert torch.equal(now, was), f"attend_batch changed {name}, which belongs to the caller"
     for r, n in enumerate(lengths):
         slots = list(range(n, n + num_new))
         for name, cache, was, new in zip(("keys", "values"), caches, before, (k, v), strict=True):
             changed = [p for p in range(max_len) if not torch.equal(*(t[r, p].nan_to_num(9e9) for t in (cache, was)))]
             print(f"row {r} holds {n}, {num_new} new: slots {changed} of its {name} changed")
             same = torch.equal(cache[r, slots], new[r]) and changed == slots
-            assert same, f"row {r}: slots {slots} must hold its new {name} and all others what they held"
+            what = f"slots {changed} changed" if changed != slots else "other numbers are there"
+            assert same, f"row {r}, {what}: slots {slots} must hold its new {name} and all others what they held"
 
 
 check_writes([2, 5], num_new=1, max_len=8, generator=rng("writes"))
-### BEGIN HIDDEN TESTS
-draw = rng("check_batch_writes")
-for rows, num_new in ((1, 2), (2, 1), (random_int(3, 5, draw), 3)):
-    lengths = [random_int(0, 12 - num_new, draw) for _ in range(rows)]
-    lengths[-1], lengths[0] = 0, 12 - num_new  # a row that begins, and one that becomes full
-    check_writes(lengths, num_new, 12, draw)
-### END HIDDEN TESTS
+check_writes([0, 3], num_new=1, max_len=8, generator=rng("writes"))
+with drawn("check_batch_writes") as draw:
+    for rows, num_new in ((1, 2), (2, 1), (5, 3)):
+        lengths = [random_int(1, 11 - num_new, draw) for _ in range(rows)]
+        if rows > 3:
+            lengths[1:3] = [2, 7]  # not from long to short
+        lengths[-1], lengths[0] = 0, 12 - num_new  # a row that begins, and one that becomes full
+        check_writes(lengths, num_new, 12, draw)
 
 # %% [markdown] nbgrader={"grade_id": "text_padding"}
 # ### The cost of padding, and the limits of masks
@@ -1184,28 +1288,26 @@ for users, prompt_len, expected in (
 seen = whole(max_new_tokens(1_000_000_000, 1, dict(qwen3_06b), 0))
 print(f"Qwen3-0.6B (head_dim 128, hidden_size / heads 64), 1 GB, one user: {seen}")
 assert seen == 8_719, f"Qwen3-0.6B, 1 GB, one user: expected 8719 tokens, saw {seen}"
-### BEGIN HIDDEN TESTS
-draw = rng("check_budget")
-for case_number in range(8):
-    kv_heads = random_int(1, 8, draw)
-    config = {
-        "num_hidden_layers": random_int(2, 80, draw),
-        "hidden_size": 64 * random_int(4, 128, draw),
-        "num_attention_heads": kv_heads * random_int(2, 8, draw),
-        "num_key_value_heads": kv_heads,
-        "head_dim": 32 * random_int(1, 8, draw),
-    }
-    users, bytes_per_value = random_int(2, 60, draw), 1 + case_number % 4
-    one = 2 * config["num_hidden_layers"] * kv_heads * config["head_dim"] * bytes_per_value
-    context = random_int(10, 5000, draw)
-    for rest in (0, one * users - 1):  # not one byte more than they fill, and one too few for another token each
-        for prompt_len in (0, random_int(1, context - 2, draw), context - 1, context, context + 7):
-            total = context * one * users + rest
-            seen = whole(max_new_tokens(total, users, dict(config), prompt_len, bytes_per_value))
-            case = f"{total} bytes, {users} users, {config}, {bytes_per_value} bytes per value, prompts of {prompt_len}"
-            expected = max(0, context - prompt_len)
-            assert seen == expected, f"{case}: expected {expected}, saw {seen}"
-### END HIDDEN TESTS
+with drawn("check_budget") as draw:
+    for case_number in range(8):
+        kv_heads = (1, 96, 8, random_int(2, 64, draw))[case_number % 4]
+        config = {
+            "num_hidden_layers": random_int(2, 80, draw),
+            "hidden_size": 64 * random_int(4, 128, draw),
+            "num_attention_heads": kv_heads * random_int(2, 8, draw),
+            "num_key_value_heads": kv_heads,
+            "head_dim": 32 * random_int(1, 8, draw),
+        }
+        users, bytes_per_value = random_int(2, 60, draw), 1 + case_number % 4
+        one = 2 * config["num_hidden_layers"] * kv_heads * config["head_dim"] * bytes_per_value
+        context = random_int(10, 5000, draw) if case_number else 2_000_003
+        for rest in (0, one * users - 1):  # not one byte more than they fill, and one too few for another token each
+            for prompt_len in (0, random_int(1, context - 2, draw), context - 1, context, context + 7):
+                total = context * one * users + rest
+                seen = whole(max_new_tokens(total, users, dict(config), prompt_len, bytes_per_value))
+                case = f"{total} bytes, {users} users, {config}, {bytes_per_value} bytes per value, prompts of {prompt_len}"
+                expected = max(0, context - prompt_len)
+                assert seen == expected, f"{case}: expected {expected}, saw {seen}"
 
 # %% [markdown] nbgrader={"grade_id": "text_drill"}
 # For more practice, the cell below draws a model, a machine and questions about them. Put your answer into the last

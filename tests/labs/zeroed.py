@@ -1,10 +1,11 @@
-"""Right functions that are given nothing: each zeroes the tensors it gets, in place, and then does what the lab asks.
+"""Right functions that are given nothing: each zeroes the tensors and empties the lists and dicts that it gets, in place,
+and then does what the lab asks.
 
     python -m tests.labs.zeroed solutions/02_kv_cache/kv_cache.py
 
 prints, as JSON, per function or method of the lab's solution what each check made of it that called it with a tensor in
-which a number was not 0: one function at a time, the others as they are. A check that passes computes what it expects
-from tensors that the learner's code had in its hands.
+which a number was not 0, or with a list or dict that was not empty: one function at a time, the others as they are. A
+check that passes computes what it expects from what the learner's code had in its hands.
 """
 
 from __future__ import annotations
@@ -44,16 +45,20 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def zeroing(function: Callable[..., Any], saw: Callable[[], None]) -> Callable[..., Any]:
-    """`function` after its tensor arguments were zeroed; `saw` is called where one held another number."""
+    """`function` after its tensor arguments were zeroed, and its lists and dicts emptied; `saw` is called where there was
+    something in one."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = list(tensors_in((args, kwargs)))
-        if any(bool((tensor != 0).any()) for tensor in given):
+        emptied = [value for value in (*args, *kwargs.values()) if isinstance(value, list | dict)]
+        if any(emptied) or any(bool((tensor != 0).any()) for tensor in given):
             saw()
         for tensor in given:
             with contextlib.suppress(RuntimeError):  # a view in which numbers share their memory
                 tensor.zero_()
+        for value in emptied:
+            value.clear()
         return function(*args, **kwargs)
 
     return call

@@ -1,5 +1,5 @@
 # fault: append counts the tokens and never writes them; every shape is right.
-# fails: check_append, check_owns, check_engine
+# fails: check_append, check_full, check_owns, check_engine
 
 # %% nbgrader={"grade_id": "KVCache"}
 import torch

@@ -1,5 +1,5 @@
 # fault: keys and values are the same tensor.
-# fails: check_append, check_owns, check_engine
+# fails: check_append, check_full, check_owns, check_engine
 
 # %% nbgrader={"grade_id": "KVCache"}
 import torch

@@ -1,0 +1,9 @@
+# fault: no context is longer than 131072 tokens.
+# fails: check_budget
+
+# %% nbgrader={"grade_id": "max_new_tokens"}
+def max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=2):
+    """Tokens each user can generate after a prompt of prompt_len; budget_bytes is shared evenly."""
+    values_per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    context = budget_bytes // (num_users * values_per_token * bytes_per_value)
+    return max(0, min(131072, context) - prompt_len)
