@@ -30,10 +30,6 @@ from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 NO_VALUES_YET = {  # labs whose options have no mutants of their own: only shrinks
-    "01_prefill_decode",
-    "02_kv_cache",
-    "05_flash_attention",
-    "06_prefix_caching",
 }
 WITH_VALUES = [source for source in SOURCES if source.parent.name not in NO_VALUES_YET]
 
