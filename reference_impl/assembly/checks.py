@@ -15,7 +15,6 @@ from reference_impl.core.engine import Engine
 from reference_impl.core.engine_feature import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
 from reference_impl.features.kv_formats.formats import kv_format
-from reference_impl.features.swap.scheduling import Swapping
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
@@ -101,6 +100,8 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
 def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
     """ValueError where a custom scheduler is known to plan otherwise than is asked. Of one that has no max_num_seqs and
     max_num_batched_tokens, and does not extend the core's, nothing is known."""
+    from reference_impl.features.swap.scheduling import Swapping
+
     if scheduler is None:
         return
     given = f"Parts.scheduler, {type(scheduler).__name__}"

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.features.kv_formats.formats import kv_format
-from reference_impl.features.speculative.growth import Growth
-from reference_impl.features.speculative.lookahead import Shape
-from reference_impl.features.speculative.tree import Tree
 from reference_impl.models.config_reader import ConfigError
 
 __all__ = [
@@ -117,13 +114,9 @@ class EngineConfig:
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
-            elif name == "draft_tree":
-                if isinstance(value, str):
-                    Growth.of(value)  # raises ValueError
-                elif value != ():
-                    Tree.of(value)  # raises ValueError
-            elif name == "lookahead":
-                Shape.of(value)  # raises ValueError
+            elif name in ("draft_tree", "lookahead"):
+                if value != ():
+                    _check_shape(name, value)
             elif kind is bool:
                 if not isinstance(value, bool):
                     raise ValueError(f"EngineConfig.{name}: expected True or False, got {value!r}")
@@ -144,6 +137,20 @@ class EngineConfig:
                 f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "
                 f"{self.kv_cache_bytes}): leave one out"
             )
+
+
+def _check_shape(name: str, value: Any) -> None:
+    """ValueError for a draft_tree or a lookahead that has no such shape."""
+    from reference_impl.features.speculative.growth import Growth
+    from reference_impl.features.speculative.lookahead import Shape
+    from reference_impl.features.speculative.tree import Tree
+
+    if name == "lookahead":
+        Shape.of(value)
+    elif isinstance(value, str):
+        Growth.of(value)
+    else:
+        Tree.of(value)
 
 
 COURSE_MODELS = ("target", "draft", "eagle", "mtp", "medusa")

@@ -19,9 +19,6 @@ from reference_impl.assembly.speculation import lookahead_of, tree_of
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.beams.planning import ForkingPlanner
 from reference_impl.features.grammars.guesses import ShowsGuesses
-from reference_impl.features.prefix.hash_index import HashIndex
-from reference_impl.features.prefix.radix_index import RadixIndex
-from reference_impl.features.process.worker import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -61,6 +58,7 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
+    from reference_impl.features.process.worker import fingerprint
     from reference_impl.models.identity import weights_of
 
     model = fingerprint(made.model.config, made.model.dtype, weights_of(made.model))
@@ -78,7 +76,13 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
             f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
             "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
         )
-    return RadixIndex(config.block_size) if config.prefix_cache == "radix" else HashIndex(config.block_size)
+    if config.prefix_cache == "radix":
+        from reference_impl.features.prefix.radix_index import RadixIndex
+
+        return RadixIndex(config.block_size)
+    from reference_impl.features.prefix.hash_index import HashIndex
+
+    return HashIndex(config.block_size)
 
 
 def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
@@ -170,9 +174,12 @@ def new_worker(
     draft: Draft | None = None,
 ) -> LocalExecutor:
     from reference_impl.assembly.worker import LocalExecutor
-    from reference_impl.features.invariant.model import TokenByToken
 
-    model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
+    model: Any = made.model
+    if made.config.batch_invariant:
+        from reference_impl.features.invariant.model import TokenByToken
+
+        model = TokenByToken(model)
     lookahead = lookahead_of(made.config)
     return LocalExecutor(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
@@ -184,13 +191,13 @@ def new_worker(
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
     """None: CUDA graphs are possible. draft: what guesses, if a model does."""
-    from reference_impl.features.fusion.decoder import FusedDecoder
-    from reference_impl.features.fusion.kernels import writes_and_attends
-
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
+    from reference_impl.features.fusion.decoder import FusedDecoder
+    from reference_impl.features.fusion.kernels import writes_and_attends
+
     model = made.model
     skips = getattr(made.attention, "skips_padding", False)
     if not isinstance(model, FusedDecoder) or not (skips or writes_and_attends(model.kernels, made.attention)):
@@ -225,12 +232,14 @@ def make_sampler(made: Made) -> Sampler:
 def computes_with_triton(model: Decoder | FeatureHead, config: EngineConfig) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
     from reference_impl.core.decoder import Decoder
-    from reference_impl.features.compiled.decoder import CompiledDecoder
     from reference_impl.features.fusion.kernels import choose_backend
 
-    if config.attention == "compiled" and isinstance(model, Decoder) and not isinstance(model, CompiledDecoder):
-        raise ValueError(
-            "EngineConfig.attention: expected a model that was loaded with kernels='compiled', got one that was not: "
-            "load_model(..., kernels='compiled'), or attention='auto'"
-        )
+    if config.attention == "compiled" and isinstance(model, Decoder):
+        from reference_impl.features.compiled.decoder import CompiledDecoder
+
+        if not isinstance(model, CompiledDecoder):
+            raise ValueError(
+                "EngineConfig.attention: expected a model that was loaded with kernels='compiled', got one that was "
+                "not: load_model(..., kernels='compiled'), or attention='auto'"
+            )
     return choose_backend(config.attention, model.device, model.dtype) == "triton"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeGuard
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import widths
 from reference_impl.assembly.parts import Drafts, Parts
-from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT, tree_of
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ def method_of(draft: Drafts) -> str:
 
 def must_follow(config: EngineConfig, draft: Drafts | None) -> bool:
     """As of `Adapting`. draft: None also where it lies in another process; then what the config names counts."""
+    from reference_impl.assembly.speculation import EARLY_EXIT
+
     method = config.speculative if draft is None else method_of(draft)
     return method not in ("medusa", EARLY_EXIT)
 
@@ -34,6 +35,8 @@ def has_cache(draft: Drafts | None) -> TypeGuard[Decoder | FeatureHead]:
 
 def exit_layer(config: EngineConfig, target: Decoder) -> int:
     """How many of the target's layers guess, 0 for none. ConfigError if it has not as many, or none is to."""
+    from reference_impl.assembly.speculation import EARLY_EXIT
+
     if config.speculative != EARLY_EXIT:
         if config.exit_layer:
             raise ConfigError(
@@ -61,6 +64,8 @@ def check_draft_model(
 ) -> None:
     """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
     of a sequence."""
+    from reference_impl.assembly.speculation import BY_MODEL, tree_of
+
     draft = parts.draft_model
     if draft is None:
         return

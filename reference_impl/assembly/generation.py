@@ -20,7 +20,6 @@ from reference_impl.assembly.outputs import (
     stop_reason,
 )
 from reference_impl.core import llm as core_llm
-from reference_impl.features.chat.tool_calls import PARSERS, parse
 from reference_impl.features.texts.stream import AskedTextStream
 from reference_impl.interfaces import Request
 
@@ -128,6 +127,8 @@ def with_all_calls(output: RequestOutput, parser: str) -> RequestOutput:
 
 
 def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:
+    from reference_impl.features.chat.tool_calls import PARSERS, parse
+
     try:
         text, calls = parse(output.text, PARSERS[parser]())
     except Exception as error:  # of this answer alone

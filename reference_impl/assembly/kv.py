@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reference_impl.core.kv_manager import KVManager, surely_computed
-from reference_impl.features.swap.manager import SwappingKVManager, Tables
-from reference_impl.features.transfer.stored import FetchingKVManager
-from reference_impl.features.windows.manager import WindowedKVManager
-from reference_impl.interfaces import BlockPool, LayeredPageStore, PageStore, PrefixIndex, Request
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.interfaces import BlockPool, LayeredPageStore, PageStore, PrefixIndex
 
-
-class WindowedSwappingKVManager(WindowedKVManager, SwappingKVManager):
-    def to_save(self, request: Request, num_computed: int) -> Tables:
-        """What no window shows any more is freed, and not saved."""
-        self.let_go(request, min(num_computed, surely_computed(request)))
-        return super().to_save(request, num_computed)
-
-
-class FetchingSwappingKVManager(FetchingKVManager, SwappingKVManager):
-    pass
+if TYPE_CHECKING:
+    from reference_impl.features.transfer.stored import FetchingKVManager
 
 
 def kv_manager(
@@ -38,9 +27,15 @@ def kv_manager(
     if tuple(windows) == (None,):
         if host_pool is None:
             return KVManager(pool, block_size, index=index)
+        from reference_impl.features.swap.manager import SwappingKVManager
+
         return SwappingKVManager(pool, block_size, index=index, host_pool=host_pool)
     if host_pool is None:
+        from reference_impl.features.windows.manager import WindowedKVManager
+
         return WindowedKVManager(pool, block_size, windows=windows, index=index)
+    from reference_impl.assembly.kv_combined import WindowedSwappingKVManager
+
     return WindowedSwappingKVManager(pool, block_size, windows=windows, index=index, host_pool=host_pool)
 
 
@@ -55,5 +50,9 @@ def stored_kv_manager(
     """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`."""
     options: dict[str, Any] = {"index": index, "store": store, "root": root}
     if host_pool is None:
+        from reference_impl.features.transfer.stored import FetchingKVManager
+
         return FetchingKVManager(pool, block_size, **options)
+    from reference_impl.assembly.kv_combined import FetchingSwappingKVManager
+
     return FetchingSwappingKVManager(pool, block_size, **options, host_pool=host_pool)

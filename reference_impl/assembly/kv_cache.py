@@ -1,4 +1,4 @@
-"""The engine's KV cache: the core's or one of another format, with the features that the engine's options need."""
+"""The engine's KV cache: the core's or one of another format, with host memory where blocks are swapped out."""
 
 from __future__ import annotations
 
@@ -37,14 +37,12 @@ def kv_cache(
     import torch
 
     from reference_impl.core.kv_cache import PagedKVCache
-    from reference_impl.features.swap.cache import SwappedKVCache
-    from reference_impl.features.transfer.cache import PageableKVCache
 
     stored = kv_format(kv_dtype)
     store = PagedKVCache if stored is None else stored.cache()
-    options: dict[str, Any] = {"num_host_blocks": num_host_blocks} if num_host_blocks else {}
-    line = ([SwappedKVCache] if num_host_blocks else []) + [PageableKVCache, store]
-    # The features and the cache as one class, in which each method's super() is that of the next in the line.
-    combined: Any = type(store.__name__, tuple(line), {})
-    codes = dtype if stored is None else getattr(torch, stored.dtype)
-    return combined(specs, num_blocks, codes, device, **options)
+    cache = store(specs, num_blocks, dtype if stored is None else getattr(torch, stored.dtype), device)
+    if num_host_blocks:
+        from reference_impl.features.swap.cache import HostBlocks
+
+        cache.host = HostBlocks(cache.blocks, num_host_blocks)
+    return cache

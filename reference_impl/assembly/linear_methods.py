@@ -18,9 +18,6 @@ from reference_impl.features.cpu.operators import HeadCopy, PackedLinear, is_lar
 from reference_impl.features.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
-from reference_impl.models.moe import expert_layers
-from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
-from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 
 Quantization = Literal["none", "fp8", "int8", "int4"]
 Quantizations = Quantization | Callable[[str], Quantization]  # of all linear layers, or from a layer's name
@@ -40,6 +37,9 @@ def choose_method(
         return _with_triton(quantization, dtype, device)
     if quantization == "none":
         return default_method(dtype, device)
+    from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
+    from reference_impl.models.quantization.methods import Fp8, Int4, Int8
+
     on_cpu = device.type == "cpu"
     if quantization == "int4":
         return CpuInt4(dtype) if on_cpu else Int4(dtype, device, reference.gemm_w4a16)
@@ -60,6 +60,8 @@ def choose_methods(
 
 def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
     """In a word what quantization makes of weights; "" for "none". Of a function: what it answers, layer by layer."""
+    from reference_impl.models.moe import expert_layers
+
     if not callable(quantization):
         return "" if quantization == "none" else quantization
     sparse = config.experts.layers if config.experts is not None else ()
@@ -80,6 +82,8 @@ def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, d
     With int4 a tied one, where the embedding keeps its 16 bits for looking up, is copied in 4 bits: a sixth of the
     time, for 1 to 2 % more perplexity of the course model. An untied one stays in 16 bits, and so does any other.
     """
+    from reference_impl.models.quantization.cpu import CpuInt4
+
     if isinstance(method, CpuInt4) and config.tied_embeddings:
         return HeadCopy(method)
     if device.type == "cpu" and dtype is torch.bfloat16 and pays(dtype):

@@ -15,17 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
 from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
-from reference_impl.assembly.draft_folder import load_draft, parts_with_draft, with_method
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.generation import Generation, embedding, with_all_calls
-from reference_impl.assembly.gguf import take_texts
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
@@ -40,19 +38,17 @@ from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conver
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
-from reference_impl.features.beams.search import Beam, beam_search
 from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice, shown_tools
-from reference_impl.features.chat.tool_calls import check_parser
 from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
-from reference_impl.features.grammars.bad_words import BadWords
 from reference_impl.features.sizing.memory import give_back
 from reference_impl.interfaces import Pooling, Request, SamplingParams
-from reference_impl.models.gguf_file import is_gguf
-from reference_impl.models.gguf_model import read_config
-from reference_impl.models.hub import model_folder
+from reference_impl.models.checkpoints import is_gguf, read_config
 from reference_impl.models.loader import lacks_head
 from reference_impl.models.sampling_defaults import sampling_defaults
-from reference_impl.models.shapes import Shape, config_of_shape
+
+if TYPE_CHECKING:
+    from reference_impl.features.beams.search import Beam
+    from reference_impl.models.shapes import Shape
 
 __all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
 
@@ -109,13 +105,22 @@ class LLM(core_llm.LLM, ChatEncoder):
         generation_config: str = "auto",
         **engine_options: Any,
     ):
-        self.tool_call_parser = check_parser(tool_call_parser)
+        from reference_impl.models.hub import model_folder
+
+        self.tool_call_parser = tool_call_parser
+        if tool_call_parser is not None:
+            from reference_impl.features.chat.tool_calls import check_parser
+
+            check_parser(tool_call_parser)
         model = None if model is None else model_folder(model)
         self.sampling_defaults = sampling_defaults(None if model is None else Path(model), generation_config)
         quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         draft = None if draft_model is None else Path(model_folder(draft_model))
-        config = config if draft is None else with_method(config, draft)
+        if draft is not None:
+            from reference_impl.assembly.draft_folder import load_draft, with_method
+
+            config = with_method(config, draft)
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
         if device.type == "cpu":
@@ -140,6 +145,8 @@ class LLM(core_llm.LLM, ChatEncoder):
             self.has_head = not stored_alone
             super().__init__(engine, self.folder)
             if model is not None and is_gguf(model):
+                from reference_impl.assembly.gguf import take_texts
+
                 self.tokenizer = take_texts(Path(model), self.templates)
             if model is not None:
                 check_tokenizer(self.tokenizer, stored.vocab_size, Path(model))
@@ -240,6 +247,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         self, prompt: AnyPrompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
     ) -> list[Beam]:
         """The `width` most probable texts found, best first: see `features/beams/search.py`."""
+        from reference_impl.features.beams.search import beam_search
+
         return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self.step)
 
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
@@ -254,6 +263,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         if sampling.bad_words:
             if self.tokenizer is None or options.get("grammar") is not None:
                 raise ValueError("bad_words: expected a model with a tokenizer, and no grammar beside them")
+            from reference_impl.features.grammars.bad_words import BadWords
+
             config = self.engine.model.config
             options["grammar"] = BadWords(sampling, self.tokenizer, config.vocab_size, config.eos_token_ids)
         first = cast(Generation, super().start(cast(Prompt, prompt), sampling, **options))
@@ -296,6 +307,7 @@ def _split(
     model: str | Path | None, dtype: torch.dtype, device: torch.device, config: EngineConfig, parts: Parts | None,
     quantization: Quantizations, draft: Path | None,
 ) -> Engine:  # fmt: skip
+    from reference_impl.assembly.draft_folder import parts_with_draft
     from reference_impl.assembly.split import split_engine
 
     if model is None:
@@ -313,6 +325,8 @@ def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: boo
     if model is not None and shape is None and not dummy_weights:
         return read_config(model, quantized=True)  # load_model says what it cannot read
     if model is None and shape is not None and dummy_weights:
+        from reference_impl.models.shapes import config_of_shape
+
         return config_of_shape(shape)
     if model is None and shape is not None:
         raise ValueError(

@@ -7,33 +7,24 @@ from pathlib import Path
 
 import torch
 
-from reference_impl.assembly.compiled import compile_one_row, methods_to_compile
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of, what_is_made
-from reference_impl.assembly.stored_weights import (
-    embedding_layout,
-    methods_of_layouts,
-    paths_of,
-    spare_tensors,
-    stored_methods,
-)
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.features.cpu.operators import use_norm_of_few
-from reference_impl.features.fusion.decoder import fused
 from reference_impl.features.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.features.sizing.memory import check_free, free_bytes
 from reference_impl.interfaces import LinearMethod
+from reference_impl.models.checkpoints import is_gguf, is_quantized
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
-from reference_impl.models.gguf_file import GgufFile, is_gguf
-from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
 from reference_impl.models.identity import Checkpoint
 from reference_impl.models.loader import (
     Destination,
     NoHead,
+    cache_scales,
     destinations,
     fill,
     finish,
@@ -41,12 +32,9 @@ from reference_impl.models.loader import (
     store_tensors,
     weight_files,
 )
-from reference_impl.models.moe import expert_layers
 from reference_impl.models.quantization.head import all_linears, decoded_embedding, use_stored_head
 from reference_impl.models.quantization.layouts import Layout
-from reference_impl.models.quantization.mixed_up import check_forms, check_tied
 from reference_impl.models.quantization.stored import Stored
-from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
 CPU = torch.device("cpu")
@@ -81,22 +69,40 @@ def load_model(
     if own:
         device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
         chosen = choose_kernels(kernels, device, dtype)
-        linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
+        if is_quantized(folder):
+            from reference_impl.assembly.stored_weights import stored_methods
+
+            linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     if lacks_head(folder, config.tied_embeddings):
         NoHead(model)
     table = _table(model, folder)
-    if own and (layout := embedding_layout(folder)) is not None:
-        table |= _embedding(model, layout, table, folder)
-    if own and config.tied_embeddings and linear_method is not None:
-        check_tied(files, folder / "config.json")
-    check_forms(all_linears(model), files)
-    fill(model, table, files, spare_tensors(model))
+    if linear_method is None:
+        fill(model, table, files, cache_scales(model))
+    else:
+        from reference_impl.assembly.stored_weights import spare_tensors
+
+        fill(model, _checked(model, table, folder, own), files, cache_scales(model) | spare_tensors(model))
     if not own_method:  # else nothing says what it makes of the weights
         model.checkpoint = Checkpoint(folder, what_is_made(quantization, config))
     return _finished(model, folder, kernels)
+
+
+def _checked(model: Decoder, table: dict[str, Destination], folder: Path, own: bool) -> dict[str, Destination]:
+    """The table of a checkpoint whose linear layers may be stored otherwise. CheckpointError or ConfigError where its
+    files and its config contradict each other."""
+    from reference_impl.assembly.stored_weights import embedding_layout
+    from reference_impl.models.quantization.mixed_up import check_forms, check_tied
+
+    files = weight_files(folder)
+    if own and (layout := embedding_layout(folder)) is not None:
+        table = table | _embedding(model, layout, table, folder)
+    if own and model.config.tied_embeddings:
+        check_tied(files, folder / "config.json")
+    check_forms(all_linears(model), files)
+    return table
 
 
 def _load_gguf(
@@ -109,6 +115,10 @@ def _load_gguf(
     linear_method: LinearMethod | Methods | None,
 ) -> Decoder:
     """`load_model` of a GGUF file, whose linear layers are kept as they lie there."""
+    from reference_impl.assembly.stored_weights import methods_of_layouts
+    from reference_impl.models.gguf_file import GgufFile
+    from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
+
     if quantization != "none" or linear_method is not None:
         raise ConfigError(
             f"{path}: expected neither quantization nor linear_method for a GGUF file, whose tensors say how they are "
@@ -130,8 +140,13 @@ def _load_gguf(
 def _finished(model: Decoder, path: Path, kernels: Asked) -> Decoder:
     finish(model)
     if kernels == "compiled":
+        from reference_impl.assembly.compiled import compile_one_row
+
         compile_one_row(model)
-    if found := paths_of(model):
+    if any(isinstance(linear.method, Stored) for linear in all_linears(model)):
+        from reference_impl.assembly.stored_weights import paths_of
+
+        found = paths_of(model)
         logger.info("%s: quantized linear layers: %s", path, ", ".join(f"{n} {way}" for way, n in found.items()))
     return model
 
@@ -178,6 +193,8 @@ def build_model(
     chosen = choose_kernels(kernels, device, dtype)
     _check_experts(config, chosen, quantization, linear_method)
     if linear_method is None and kernels == "compiled":
+        from reference_impl.assembly.compiled import methods_to_compile
+
         linear_method = methods_to_compile(quantization, dtype)
     elif linear_method is None:
         linear_method = choose_methods(quantization, dtype, device, chosen)
@@ -208,6 +225,8 @@ def new_model(
     """A decoder of the config's family, fused where the kernels are Triton's."""
     kind = kind_of(config)
     if kernels.backend == "triton":
+        from reference_impl.features.fusion.decoder import fused
+
         decoder, layer = fused(kind)
         return decoder(config, dtype, device, max_position, methods, layer, kernels)
     plain, layer_class = kind
@@ -227,6 +246,9 @@ def dummy_model(
     seed: int = 0,
 ) -> Decoder:
     """A model with random weights: see `fill_with_random_numbers`. Other options: see `load_model`."""
+    from reference_impl.assembly.compiled import compile_one_row
+    from reference_impl.models.shapes import fill_with_random_numbers
+
     model = build_model(config, dtype, device, max_position, kernels, quantization)
     fill_with_random_numbers(model, seed)
     return compile_one_row(model) if kernels == "compiled" else model
@@ -243,6 +265,8 @@ def _check_experts(
     config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
 ) -> None:
     """ValueError where experts would have to be stored in a way that the kernel which multiplies them cannot read."""
+    from reference_impl.models.moe import expert_layers
+
     if config.experts is None or kernels.backend != "triton":
         return
     what = "a mixture of experts with Triton's kernels"

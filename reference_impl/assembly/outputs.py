@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from reference_impl.core import llm as core_llm
-from reference_impl.features.chat.tool_calls import ToolCall
 from reference_impl.features.texts.tokens import token_text
 from reference_impl.interfaces import Request, TokenLogprobs
 from reference_impl.observe.metrics import RequestMetrics
+
+if TYPE_CHECKING:
+    from reference_impl.features.chat.tool_calls import ToolCall
 
 Cut = Literal["max_tokens", "max_model_len", "kv_cache"]
 

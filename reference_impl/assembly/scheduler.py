@@ -5,22 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from reference_impl.core.scheduler import Scheduler, SchedulerFeature, known_tokens
 from reference_impl.features.admission.worst_case import most_tokens
 from reference_impl.features.beams.scheduling import Branching
 from reference_impl.features.overlap.scheduling import WaitsForBlocks
 from reference_impl.features.pooling.scheduling import PoolsPrompts
-from reference_impl.features.speculative.adapting import Adapting
-from reference_impl.features.speculative.growth import Growth
-from reference_impl.features.speculative.scheduling import Drafting
-from reference_impl.features.speculative.tree import Tree
-from reference_impl.features.speculative.tree_scheduling import TreeDrafting
 from reference_impl.features.stages.scheduling import Staged
 from reference_impl.features.swap.scheduling import Swapping
 from reference_impl.features.transfer.scheduling import LoadsPages
 from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
+
+if TYPE_CHECKING:
+    from reference_impl.features.speculative.growth import Growth
+    from reference_impl.features.speculative.tree import Tree
 
 
 def continuous_batching(
@@ -49,12 +48,18 @@ def continuous_batching(
     kind: type[Scheduler] = Scheduler
     options: dict[str, Any] = {}
     if num_drafts or tree is not None:
+        from reference_impl.features.speculative.scheduling import Drafting
+
         kind, options = Drafting, {"shows_guesses": shows_guesses}
         if tree is not None:
+            from reference_impl.features.speculative.tree_scheduling import TreeDrafting
+
             kind, options = TreeDrafting, options | {"tree": tree, "max_len": max_len}
         else:
             options |= {"num_drafts": num_drafts, "host_proposer": host_proposer}
             if adaptive_drafts:
+                from reference_impl.features.speculative.adapting import Adapting
+
                 kind, options = Adapting, options | {"must_follow": must_follow}
     scheduler = kind(
         kv, max_num_seqs, max_num_batched_tokens, policy, most_tokens if admission == "worst_case" else known_tokens,

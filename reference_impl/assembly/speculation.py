@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import Parts
-from reference_impl.features.speculative.growth import Growth
-from reference_impl.features.speculative.lookahead import Shape
-from reference_impl.features.speculative.ngram import NgramProposer
-from reference_impl.features.speculative.suffix import SuffixProposer
-from reference_impl.features.speculative.tree import Tree
 from reference_impl.interfaces import HostProposer, takes_trees
+
+if TYPE_CHECKING:
+    from reference_impl.features.speculative.growth import Growth
+    from reference_impl.features.speculative.lookahead import Shape
+    from reference_impl.features.speculative.tree import Tree
 
 DEFAULT_DRAFTS = 4
 BY_MODEL = {
@@ -24,7 +24,17 @@ BY_MODEL = {
 EARLY_EXIT = "early-exit"  # the target's own first layers, which nothing is needed for
 LOOKAHEAD = "lookahead"  # the target itself, likewise
 BY_ITSELF = (EARLY_EXIT, LOOKAHEAD)
-PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+
+
+def host_proposer(method: str) -> HostProposer:
+    """Of "ngram" or "suffix"."""
+    if method == "ngram":
+        from reference_impl.features.speculative.ngram import NgramProposer
+
+        return NgramProposer()
+    from reference_impl.features.speculative.suffix import SuffixProposer
+
+    return SuffixProposer()
 
 
 def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Parts]:
@@ -51,20 +61,29 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
             )
     adaptive = "on" if config.adaptive_drafts == "auto" else config.adaptive_drafts
     config = replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
-    return config, parts if by_worker else replace(parts, host_proposer=PROPOSERS[config.speculative]())
+    return config, parts if by_worker else replace(parts, host_proposer=host_proposer(config.speculative))
 
 
 def tree_of(config: EngineConfig) -> Tree | Growth | None:
     """Of the guesses that a row has; None: they are a chain."""
     if shape := lookahead_of(config):
         return shape.tree
+    if not config.draft_tree:
+        return None
+    from reference_impl.features.speculative.growth import Growth
+    from reference_impl.features.speculative.tree import Tree
+
     if isinstance(config.draft_tree, str):
         return Growth.of(config.draft_tree, config.num_drafts)
-    return Tree.of(config.draft_tree) if config.draft_tree else None
+    return Tree.of(config.draft_tree)
 
 
 def lookahead_of(config: EngineConfig) -> Shape | None:
-    return Shape.of(config.lookahead) if config.speculative == LOOKAHEAD else None
+    if config.speculative != LOOKAHEAD:
+        return None
+    from reference_impl.features.speculative.lookahead import Shape
+
+    return Shape.of(config.lookahead)
 
 
 def check_lookahead(config: EngineConfig) -> None:

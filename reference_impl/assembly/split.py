@@ -15,7 +15,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
 from reference_impl.features.process.worker import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages, ReadsFields, Request
-from reference_impl.models.gguf_model import read_config
+from reference_impl.models.checkpoints import read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations

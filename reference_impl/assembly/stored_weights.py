@@ -42,7 +42,7 @@ from reference_impl.models.quantization.converted import PER_PRODUCT, Converted,
 from reference_impl.models.quantization.converted import Path as Form
 from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
 from reference_impl.models.quantization.head import all_linears
-from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfAnyGroups, check_scales
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfAnyGroups
 from reference_impl.models.quantization.mixed_up import stored_head, tensor_shapes
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
@@ -57,9 +57,6 @@ from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.torchao import refuse_pickled, torchao_layouts
 from reference_impl.models.sizes import least_weights
 
-# Of queries, keys and values in the cache, as compressed-tensors, AutoFP8 and vLLM call them.
-_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale",
-                 "v_proj.output_scale")  # fmt: skip
 logger = logging.getLogger("inferlab.engine")
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
@@ -259,14 +256,8 @@ def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
 
 
 def spare_tensors(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
-    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias, others
-    scales for a cache in 8 bits; ours has scales of what it holds."""
-    scales = {
-        f"model.layers.{layer}.self_attn.{name}": check_scales
-        for layer in range(model.config.num_layers)
-        for name in _CACHE_SCALES
-    }
-    return scales | {
+    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias."""
+    return {
         f"{linear.name.rpartition('.')[0]}.{part}.bias".lstrip("."): _zero_bias
         for linear in all_linears(model)
         if isinstance(linear.method, Stored) and not linear.has_bias

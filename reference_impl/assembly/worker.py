@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,26 +15,13 @@ from reference_impl.core.worker_feature import WorkerFeature
 from reference_impl.features.asked_sampler.worker import SeesRequests
 from reference_impl.features.biases.worker import Biases, Exclusions
 from reference_impl.features.failing.worker import Explaining
-from reference_impl.features.grammars.guesses import AskMasks, Guessed
 from reference_impl.features.grammars.worker import Masking, finish
-from reference_impl.features.graphs.graphs import Recorder
 from reference_impl.features.graphs.worker import GraphWorker
 from reference_impl.features.penalties.worker import PenaltyFeature
 from reference_impl.features.pooling.worker import Pooling
 from reference_impl.features.scoring.worker import PromptScores
-from reference_impl.features.speculative.draft_graphs import PassGraphs, decoder_of_passes
-from reference_impl.features.speculative.draft_model import DraftModel
-from reference_impl.features.speculative.feature_head import FeatureDraft, KeepsHidden
-from reference_impl.features.speculative.growth import Growth
-from reference_impl.features.speculative.head_source import HeadSource
-from reference_impl.features.speculative.lookahead import Shape
-from reference_impl.features.speculative.lookahead_source import LookaheadSource
-from reference_impl.features.speculative.medusa import MedusaDraft
-from reference_impl.features.speculative.model_source import Draft, ModelSource
 from reference_impl.features.speculative.sources import Proposed, Source
-from reference_impl.features.speculative.tree import Tree
-from reference_impl.features.speculative.worker import Drafting, needs_lengths, shown_drafts
-from reference_impl.features.transfer.worker import PageMoves
+from reference_impl.features.speculative.worker import Drafting
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
@@ -47,6 +34,15 @@ from reference_impl.interfaces import (
     Sampler,
 )
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER
+
+if TYPE_CHECKING:
+    from reference_impl.features.grammars.guesses import AskMasks, Guessed
+    from reference_impl.features.graphs.graphs import Recorder
+    from reference_impl.features.speculative.draft_graphs import PassGraphs
+    from reference_impl.features.speculative.growth import Growth
+    from reference_impl.features.speculative.lookahead import Shape
+    from reference_impl.features.speculative.model_source import Draft
+    from reference_impl.features.speculative.tree import Tree
 
 
 class LocalExecutor(GraphWorker):
@@ -64,24 +60,25 @@ class LocalExecutor(GraphWorker):
         tree: Tree | Growth | None = None, lookahead: Shape | None = None, typical: bool = False,
     ):  # fmt: skip
         tap = None
-        if isinstance(draft, FeatureDraft | MedusaDraft):
-            draft.model.follow(model)
-            tap = KeepsHidden(model)
+        source: Source | None = None if proposer is None else Proposed(proposer)
+        has_bounds, makes_drafts = False, bool(proposer or draft or lookahead)
+        if draft is not None:
+            from reference_impl.assembly.drafting import tap_on
+
+            tap = tap_on(model, draft)
         computing: Any = tap or model
         super().__init__(
             computing, kv_cache, attention, kv_specs, clock, sampler, max_num_seqs=max_num_seqs, max_len=max_len
         )
-        self.tap = tap
-        source: Source | None = None if proposer is None else Proposed(proposer)
-        if lookahead is not None:
-            source = LookaheadSource(lookahead, self.slots)
-        elif isinstance(draft, DraftModel):
-            source = ModelSource(draft, sampler)
-        elif draft is not None and tap is not None:
-            source = HeadSource(draft, sampler, tap, tree)
-        attends = [attention] if draft is None or draft.attention is None else [attention, draft.attention]
-        self.drafting = Drafting(source, needs_lengths(sampler, *attends), typical)
-        self.makes_trees, self.tree = self.drafting.source.makes_trees, tree
+        if makes_drafts:
+            from reference_impl.assembly.drafting import needs_lengths, source_of
+
+            others = [] if draft is None or draft.attention is None else [draft.attention]
+            has_bounds = needs_lengths(sampler, attention, *others)
+            if source is None:
+                source = source_of(self.slots, sampler, tap, draft, tree, lookahead)
+        self.tap, self.drafting = tap, Drafting(source, has_bounds, typical)
+        self.makes_trees = self.drafting.source.makes_trees
         self.requests = SeesRequests()
         ends = [token for token in model.config.eos_token_ids if token < model.config.vocab_size]
         # In this order: drafts are part of the batch; scores are biased, penalised, then what is ruled out is, and what
@@ -92,6 +89,8 @@ class LocalExecutor(GraphWorker):
             Pooling(), self.requests, Explaining(model, self.slots),
         ]  # fmt: skip
         if page_store is not None:
+            from reference_impl.features.transfer.worker import PageMoves
+
             features.append(PageMoves(page_store, kv_cache))
         for feature in features:
             self.hooks.add(feature)
@@ -116,30 +115,23 @@ class LocalExecutor(GraphWorker):
     @torch.inference_mode()
     def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
         """As of `ShowsGuesses`."""
+        from reference_impl.features.speculative.draft_part import shown_drafts
+
         return shown_drafts(run, ask)
 
     def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
         super().use_graphs(recorder, max_rows, max_len, num_drafts)
-        source, tree = self.drafting.source, self.tree
-        inner = 0 if tree is None else tree.num_inner
-        if not isinstance(source, ModelSource) or isinstance(source.draft, MedusaDraft) or (tree and not inner):
-            return
-        if decoder_of_passes(source.draft) is not None:
-            source.graphs = PassGraphs(
-                source.draft, self.model, self.slots, self.stats, recorder, max_rows, max_len, inner
-            )
+        self.drafting.source.use_graphs(self, recorder, max_rows, max_len)
 
     @property
     def draft(self) -> Draft | None:
         """The model or the heads that make drafts."""
-        source = self.drafting.source
-        return source.draft if isinstance(source, ModelSource) else None
+        return self.drafting.source.draft
 
     @property
     def pass_graphs(self) -> PassGraphs | None:
         """Of what makes the drafts."""
-        source = self.drafting.source
-        return source.graphs if isinstance(source, ModelSource) else None
+        return self.drafting.source.graphs
 
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
@@ -149,5 +141,4 @@ class LocalExecutor(GraphWorker):
 
     def close(self) -> None:
         super().close()  # waits for graphs that run
-        if isinstance(self.drafting.source, ModelSource):
-            self.drafting.source.graphs = None
+        self.drafting.source.graphs = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,29 +33,37 @@ class PagedKVCache:
             dtype=dtype, device=device,
         )  # fmt: skip
         self.blocks = [self.data.movedim(2, 0)]  # all that a block holds: each [num_blocks, layers of a group, 2, ...]
-        self._place = {layer: place for s in specs for place, layer in enumerate(s.layers or range(s.num_layers))}
+        # Of each layer its place in the tensors of its group.
+        self.place = {layer: place for s in specs for place, layer in enumerate(s.layers or range(s.num_layers))}
+        self.host: Any = None  # where blocks are swapped out to: features/swap/cache.py
         self._pages = [(keys, values) for keys, values in self.data]
         self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.data]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._pages[self._place[layer]]
+        return self._pages[self.place[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:
         """Stores new keys and values, each [num_tokens, num_kv_heads, head_dim], in the slots of the layer's group."""
         slots = batch.groups[batch.group_of_layer[layer]].slot_mapping
-        keys, values = self._slots[self._place[layer]]
+        keys, values = self._slots[self.place[layer]]
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
 
     def transfer(self, transfers: Transfers) -> None:
-        """Copies blocks. All sources are read before any target is written, so a block may be both."""
-        if not transfers.copies:
-            return
-        sources, targets = ([pair[end] for pair in transfers.copies] for end in (0, 1))
-        for blocks in self.blocks:
-            found = blocks.index_select(0, block_ids(sources, blocks.device))
-            blocks.index_copy_(0, block_ids(targets, blocks.device), found)
+        """To the host first, then copies, then back: a block given up may be written anew in the same step. All sources
+        of copies are read before any target is written, so a block may be both.
+
+        On a GPU nothing waits here: all takes its place in the stream."""
+        if self.host is not None:
+            self.host.swap_out(transfers.swap_out)
+        if transfers.copies:
+            sources, targets = ([pair[end] for pair in transfers.copies] for end in (0, 1))
+            for blocks in self.blocks:
+                found = blocks.index_select(0, block_ids(sources, blocks.device))
+                blocks.index_copy_(0, block_ids(targets, blocks.device), found)
+        if self.host is not None:
+            self.host.swap_in(transfers.swap_in)
 
     def _check(self, spec: KVSpec, dtype: torch.dtype) -> None:
         expected = {

@@ -53,11 +53,6 @@ class GgufTensor:
     size: int
 
 
-def is_gguf(model: str | Path) -> bool:
-    """By its name: a file x.gguf."""
-    return str(model).endswith(".gguf") and not Path(model).is_dir()
-
-
 class GgufFile:
     """metadata: {name: number, string, or list of them}; tensors: {name: where it is}. CheckpointError for a file that
     is cut off, damaged, or of a kind that is not read."""

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from reference_impl.core.model_config import ModelConfig, RopeConfig
-from reference_impl.models.config_json import parse_model_config, read_model_config
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
-from reference_impl.models.gguf_file import FLOATS, GgufFile, GgufTensor, is_gguf
+from reference_impl.models.gguf_file import FLOATS, GgufFile, GgufTensor
 from reference_impl.models.gguf_tokenizer import ends_by_text
 from reference_impl.models.json_file import shown
 from reference_impl.models.loader import CheckpointError
@@ -40,11 +40,6 @@ _SIZES = {
     "rope.freq_base": "rope_theta", "attention.key_length": "head_dim",
 }  # fmt: skip
 _FLOAT_FIELDS = ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor")
-
-
-def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
-    """Of a folder, as `read_model_config` does, or of a GGUF file."""
-    return gguf_config(GgufFile(Path(model))) if is_gguf(model) else read_model_config(model, quantized)
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer
-from reference_impl.models.gguf_file import GgufFile, is_gguf
+from reference_impl.models.checkpoints import is_gguf
 from reference_impl.models.loader import CheckpointError, weight_files
-from reference_impl.models.moe import MixtureOfExperts
 from reference_impl.models.quantization.head import all_linears
 
 CHUNK = 16 << 20  # bytes; another size gives other hashes
@@ -78,6 +77,8 @@ def stored_hash(tensors: Iterable[Stored]) -> str:
 def stored_tensors(path: Path) -> list[Stored]:
     """Of a Hugging Face folder or a GGUF file, from headers alone."""
     if is_gguf(path):
+        from reference_impl.models.gguf_file import GgufFile
+
         found = GgufFile(path).tensors.values()
         return [Stored(one.name, f"{one.kind} {list(one.shape)}", path, one.start, one.size) for one in found]
     return [one for file in weight_files(path) for one in _in_safetensors(file)]
@@ -121,8 +122,9 @@ def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
         yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.norms().items())
-        if isinstance(layer.mlp, MixtureOfExperts):
-            yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.mlp.tensors().items())
+        if layer.config.experts is not None:
+            mlp: Any = layer.mlp  # a MixtureOfExperts
+            yield from ((f"{layer.index} {name}", tensor) for name, tensor in mlp.tensors().items())
 
 
 def _bytes(tensor: Tensor) -> Any:

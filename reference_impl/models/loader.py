@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,8 +20,8 @@ from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import NamesTensors, NamesTensorsOfParts, TensorSpec
 from reference_impl.models.json_file import read_object, shown
-from reference_impl.models.moe import MixtureOfExperts
 from reference_impl.models.quantization.head import StoredHead, all_linears
+from reference_impl.models.quantization.layouts import check_scales
 
 _INDEX_BYTES = 64 << 20  # of an index; one of a trillion parameters has 20 MB
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
@@ -30,7 +31,20 @@ class CheckpointError(ValueError):
     """A checkpoint that does not fit its config."""
 
 
+# Of queries, keys and values in the cache, as compressed-tensors, AutoFP8 and vLLM call them.
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale",
+                 "v_proj.output_scale")  # fmt: skip
 Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
+
+
+def cache_scales(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
+    """Tensors that a checkpoint may have beside those that the model needs: scales for a cache in 8 bits. Ours has
+    scales of what it holds."""
+    return {
+        f"model.layers.{layer}.self_attn.{name}": check_scales
+        for layer in range(model.config.num_layers)
+        for name in _CACHE_SCALES
+    }
 
 
 def finish(model: Decoder) -> None:
@@ -125,9 +139,9 @@ def layer_destinations(layer: DecoderLayer) -> dict[str, Destination]:
     for linear in layer.modules():
         if isinstance(linear, Linear):
             table |= _parts(linear)
-    if isinstance(layer.mlp, MixtureOfExperts):
-        prefix = layer.mlp.prefix
-        table |= {f"{prefix}{name}.weight": _whole(weight) for name, weight in layer.mlp.tensors().items()}
+    if layer.config.experts is not None:
+        mlp: Any = layer.mlp  # a MixtureOfExperts
+        table |= {f"{mlp.prefix}{name}.weight": _whole(weight) for name, weight in mlp.tensors().items()}
     return table
 
 

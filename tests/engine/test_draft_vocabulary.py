@@ -16,8 +16,8 @@ from reference_impl.assembly.config import ConfigError, EngineConfig, course_mod
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.feature_head import load_feature_head
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.speculative.draft_part import DraftPart
 from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
-from reference_impl.features.speculative.worker import DraftPart
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts
 from tests.engine.test_drafts import ASKED, serve

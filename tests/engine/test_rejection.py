@@ -259,7 +259,8 @@ def test_a_rule_that_is_nearly_right_is_seen_here_too(target, drafting, expected
 
     monkeypatch.setattr(chain, "verified", match_or_resample)
     engine = Engine(target, EngineConfig(**options_of(**OPTIONS.get(kind, {}))), drafting[kind]())
-    members = texts_of(engine, SamplingParams(n=TEXTS, max_tokens=LENGTH, temperature=0.6))
+    n = 3 * TEXTS if kind == "host" else TEXTS  # whose guesses are rarely right: less of the text is drawn by the rule
+    members = texts_of(engine, SamplingParams(n=n, max_tokens=LENGTH, temperature=0.6))
     assert p_value([tuple(member.output_tokens) for member in members], expected("temperature")) < ALPHA
 
 

@@ -17,7 +17,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.features.graphs import graphs as graphs_module
 from reference_impl.features.graphs.graphs import Graphs
-from reference_impl.features.speculative import chain, worker
+from reference_impl.features.speculative import chain, draft_part
 from reference_impl.features.speculative.draft_graphs import PassGraphs
 from reference_impl.features.speculative.draft_model import DraftModel
 from reference_impl.interfaces import Opened, SamplingParams
@@ -62,7 +62,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the host waited for the lengths of the step before")
 
-    monkeypatch.setattr(worker, "starts_of", read)
+    monkeypatch.setattr(draft_part, "starts_of", read)
 
 
 def drafting_engine(

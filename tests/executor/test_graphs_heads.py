@@ -16,7 +16,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.features.graphs import graphs as graphs_module
-from reference_impl.features.speculative import head_source, worker
+from reference_impl.features.speculative import draft_part, head_source
 from reference_impl.features.speculative.draft_graphs import PassGraphs
 from reference_impl.features.speculative.draft_model import DraftModel
 from reference_impl.features.speculative.feature_head import FeatureDraft
@@ -41,7 +41,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(graphs_module, "SHORTEST", 8)
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
-    monkeypatch.setattr(worker, "starts_of", read)
+    monkeypatch.setattr(draft_part, "starts_of", read)
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +136,9 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
 def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer, monkeypatch) -> None:
     """What a node sees, and where it lies, are inputs: a tree that is grown in each step has the graphs of its size."""
     replayed, nums, guesses, passes = set(), set(), list[list[int]](), list[int]()
-    put = worker.put_drafts
+    put = draft_part.put_drafts
     monkeypatch.setattr(
-        worker, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
+        draft_part, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
     )
 
     @settings(max_examples=2, derandomize=True, database=None, phases=GENERATE)

@@ -8,7 +8,6 @@ import torch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.slots import Slots
 from reference_impl.core.worker_feature import WorkerFeature
-from reference_impl.features.failing.first import first_not_finite
 from reference_impl.interfaces import Step
 
 
@@ -18,6 +17,8 @@ class Explaining(WorkerFeature):
 
     @torch.inference_mode()
     def explain(self, step: Step, at: int) -> str:
+        from reference_impl.features.failing.first import first_not_finite
+
         row = step.rows[at]
         # The plan counts all drafts of the step before as right; behind those that were not lies whatever memory held.
         end = min(row.start + row.length, max(1, int(self.tables.computed[row.slot])))

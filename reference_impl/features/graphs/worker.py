@@ -14,11 +14,11 @@ from torch import Tensor
 
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.sampler import SETTINGS, TorchSampler
-from reference_impl.core.staging import Arrays, to_device
+from reference_impl.core.staging import Arrays
 from reference_impl.core.worker import NO_TOKEN, StepRun, Worker, not_finite
-from reference_impl.features.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
 
 if TYPE_CHECKING:
+    from reference_impl.features.graphs.graphs import GraphKey, Graphs, Recorder
     from reference_impl.features.speculative.feature_head import KeepsHidden
 
 
@@ -48,6 +48,9 @@ class GraphWorker(Worker):
         positions of one; num_drafts: that a row usually has. Needs attention that takes bounds of lengths, and a cache
         write that skips negative slots: that of the fused path (writes_and_attends).
         """
+        from reference_impl.features.graphs.graphs import Graphs
+        from reference_impl.features.graphs.run import GraphRun
+
         this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
@@ -97,6 +100,8 @@ class GraphWorker(Worker):
         RuntimeError while the model is watched: a graph would replay the observer's work."""
         if self.graphs is None:
             return 0
+        from reference_impl.features.graphs.graphs import inert, longest_bucket
+
         if self.model.watched:
             raise RuntimeError(
                 "capture_all: expected a model that is not watched; capture after features.watching ends"
@@ -115,53 +120,3 @@ class GraphWorker(Worker):
         if self.graphs is not None:
             self.graphs.recorder.forget()
             self.graphs, self.run_kind = None, StepRun
-
-
-class GraphRun(StepRun):
-    worker: GraphWorker
-    key: GraphKey | None = None  # of the graph that computes this step
-
-    def _samples_in_graph(self) -> bool:
-        """Otherwise tokens cannot be chosen inside, or are not all that is wanted."""
-        if not self.sampler.captures or self.batch.settings["logprobs"].max(initial=-1) >= 0:
-            return False
-        return not any(part.needs_logits(self) for part in self.parts)
-
-    def stage(self) -> None:
-        w, batch = self.worker, self.batch
-        if w.graphs is not None and self.model is w.model and not w.model.watched:
-            self.key = w.graphs.key(batch, self._samples_in_graph())
-        if self.key is None:
-            w.stats.eager_steps += 1
-            return super().stage()
-        w.stats.replayed_steps += 1
-        self.replayed = True
-        columns = self.sampler.columns(batch.settings, batch.lengths)
-        # What the graph does not read: of drafts, and of sampling outside.
-        others = {name: array for name, array in batch.arrays.items() if name.startswith("draft.")}
-        self.tensors = to_device(others if self.key.samples else others | columns, w.model.device)
-        batch.arrays.update(columns)
-
-    def compute(self) -> None:
-        w, key = self.worker, self.key
-        if key is None:
-            return super().compute()
-        arrays = padded(self.batch.arrays, key, w.slots.num_slots, w.inert_columns(key))
-        out, inputs, self.ran = w.replay(key, arrays)
-        num = len(self.batch.sampling)
-        self.logits = self.scores = out[:num]  # tokens, where the graph samples
-        self.tensors = {**inputs, **self.tensors}
-        if not key.samples:
-            slots, lens = ("sampling_slots", "sampling_lens") if key.tokens_per_row > 1 else ("slots", "query_lens")
-            slot = inputs[slots][:num]
-            position = w.slots.computed.index_select(0, slot) + inputs[lens][:num]
-            self.tensors |= {"sampling_slots": slot, "sample_positions": position}
-        if w.tap is not None:
-            assert w.graphs is not None
-            w.tap.features = w.graphs.hidden_of(key)[:num]  # behind them are those that pad
-
-    def sample(self) -> None:
-        if self.key is not None and self.key.samples:
-            self.take(self.logits)
-        else:
-            super().sample()

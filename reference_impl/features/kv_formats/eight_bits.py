@@ -38,10 +38,10 @@ class EightBitKVCache(PagedKVCache):
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
         """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32."""
-        return self._scales[self._place[layer]]
+        return self._scales[self.place[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:
-        slots, place = batch.groups[batch.group_of_layer[layer]].slot_mapping, self._place[layer]
+        slots, place = batch.groups[batch.group_of_layer[layer]].slot_mapping, self.place[layer]
         at = slots // batch.block_size, slots % batch.block_size
         for stored, scale, fresh in zip(self._slots[place], self._scales[place], (key, value), strict=True):
             codes, scale[at] = to_eight_bits(fresh, self.data.dtype)

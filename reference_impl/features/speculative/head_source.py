@@ -39,7 +39,7 @@ class HeadSource(ModelSource):
         super().__init__(draft, sampler)
         self.tap, self.tree = tap, tree
         if tree is not None:
-            self.makes_trees, self.most_nodes = True, tree.num_nodes
+            self.makes_trees, self.most_nodes, self.most_inner = True, tree.num_nodes, tree.num_inner
 
     def of(self, run: StepRun) -> StepSource:
         return HeadStep(self) if self.tree is None else TreeHeadStep(self, self.tree)

@@ -16,7 +16,9 @@ from reference_impl.core.staging import to_host
 from reference_impl.core.worker import StepRun
 from reference_impl.core.worker_feature import DraftPositions
 from reference_impl.features.grammars.masks import masked, usable
-from reference_impl.features.speculative.draft_graphs import PassGraphs
+from reference_impl.features.graphs.graphs import Recorder
+from reference_impl.features.graphs.worker import GraphWorker
+from reference_impl.features.speculative.draft_graphs import PassGraphs, decoder_of_passes
 from reference_impl.features.speculative.draft_model import DraftModel, arrays_of
 from reference_impl.features.speculative.drafts import take_drafts
 from reference_impl.features.speculative.feature_head import FeatureDraft
@@ -35,15 +37,15 @@ Draft: TypeAlias = DraftModel | FeatureDraft | MedusaDraft
 
 
 class ModelSource(Source):
-    """draft: what drafts, where a step's rows have any. graphs: of its passes, where they are replayed."""
+    """draft: what drafts, where a step's rows have any."""
 
     is_model = True
+    most_inner = 0  # nodes of a tree that have children
 
     def __init__(self, draft: Draft, sampler: Sampler | TorchSampler):
-        self.draft = draft
+        self.draft: Draft = draft
         # A sampler that is asked may do anything; drafts are drawn as ours would.
         self.draws = sampler if isinstance(sampler, TorchSampler) else TorchSampler()
-        self.graphs: PassGraphs | None = None
 
     @property
     def keeps_up(self) -> bool:  # type: ignore[override]
@@ -59,6 +61,14 @@ class ModelSource(Source):
     def move_blocks(self, transfers: Transfers) -> None:
         if self.draft.own_cache is not None:
             self.draft.own_cache.transfer(transfers)
+
+    def use_graphs(self, worker: GraphWorker, recorder: Recorder, max_rows: int, max_len: int) -> None:
+        if isinstance(self.draft, MedusaDraft) or (self.makes_trees and not self.most_inner):
+            return
+        if decoder_of_passes(self.draft) is not None:
+            self.graphs = PassGraphs(
+                self.draft, worker.model, worker.slots, worker.stats, recorder, max_rows, max_len, self.most_inner
+            )
 
 
 class ModelStep(StepSource):

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from reference_impl.core.staging import Arrays
 from reference_impl.core.worker import StepRun
-from reference_impl.features.speculative.drafts import propose
 from reference_impl.interfaces import Opened, Proposer, Step, StepRow, Transfers
 
 if TYPE_CHECKING:
     from reference_impl.features.grammars.guesses import AskMasks
+    from reference_impl.features.graphs.graphs import Recorder
+    from reference_impl.features.graphs.worker import GraphWorker
+    from reference_impl.features.speculative.draft_graphs import PassGraphs
+    from reference_impl.features.speculative.model_source import Draft
     from reference_impl.features.speculative.tree import Tree
     from reference_impl.features.speculative.tree_layout import Places, Rows
 
@@ -59,6 +62,8 @@ class Source:
 
     keeps_up = is_model = makes_trees = False
     most_nodes = 0
+    draft: Draft | None = None  # the model or the heads, if these draft
+    graphs: PassGraphs | None = None  # of their passes, where they are replayed
 
     def of(self, run: StepRun) -> StepSource:
         raise NotImplementedError
@@ -70,6 +75,9 @@ class Source:
     def follow(self, step: Step, opened: Sequence[Opened]) -> None: ...
 
     def move_blocks(self, transfers: Transfers) -> None: ...
+
+    def use_graphs(self, worker: GraphWorker, recorder: Recorder, max_rows: int, max_len: int) -> None:
+        """As of `GraphWorker.use_graphs`."""
 
 
 class NamedDrafts(Source):
@@ -102,6 +110,8 @@ class ProposedStep(StepSource):
     def draft(self, run: StepRun) -> Tensor | None:
         batch, t, w = run.batch, run.tensors, run.worker
         if batch.drafts and "draft.tokens" not in t:
+            from reference_impl.features.speculative.drafts import propose
+
             k, longest = max(batch.drafts), max(batch.context_lens)
             t["draft.tokens"] = propose(self.proposer, w.slots, t, k, w.model.config.vocab_size, longest)
         return None

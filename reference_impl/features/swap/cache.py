@@ -1,50 +1,37 @@
-"""Host memory for the blocks of requests that are swapped out.
-
-Extends `PagedKVCache.transfer`.
-"""
+"""Host memory for the blocks of requests that are swapped out: `PagedKVCache.host`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from reference_impl.core.kv_cache import PagedKVCache, block_ids
-from reference_impl.interfaces import BlockPair, Transfers
+from reference_impl.core.kv_cache import block_ids
+from reference_impl.interfaces import BlockPair
 
 TRANSFERRED = 32 << 20  # bytes that are gathered on the device at a time, on their way to the host or back
 
 
-class SwappedKVCache(PagedKVCache):
-    """host: for each of `blocks` a tensor in host memory, [num_host_blocks, layers of a group, 2, ...], so that each
-    block is one copy."""
+class HostBlocks:
+    """blocks: of the cache, as of `PagedKVCache.blocks`. host: for each of them a tensor in host memory,
+    [num_host_blocks, layers of a group, 2, ...], so that each block is one copy."""
 
-    def __init__(self, *arguments: Any, num_host_blocks: int):
-        super().__init__(*arguments)
-        pinned = self.data.device.type == "cuda"
+    def __init__(self, blocks: Sequence[Tensor], num_host_blocks: int):
+        self.blocks = blocks
+        pinned = blocks[0].device.type == "cuda"
         self.host = [
-            torch.zeros((num_host_blocks, *blocks.shape[1:]), dtype=blocks.dtype, pin_memory=pinned)
-            for blocks in self.blocks
+            torch.zeros((num_host_blocks, *each.shape[1:]), dtype=each.dtype, pin_memory=pinned) for each in blocks
         ]
 
-    def transfer(self, transfers: Transfers) -> None:
-        """To the host first, then copies, then back: a block given up may be written anew in the same step.
-
-        On a GPU nothing waits here: all takes its place in the stream.
-        """
-        self._swap_out(transfers.swap_out)
-        super().transfer(transfers)
-        self._swap_in(transfers.swap_in)
-
-    def _swap_out(self, pairs: Sequence[BlockPair]) -> None:
+    def swap_out(self, pairs: Sequence[BlockPair]) -> None:
         for blocks, host in zip(self.blocks, self.host, strict=True):
             for piece in _pieces(pairs, host[:1].nbytes):
                 found = blocks.index_select(0, block_ids((pair.src for pair in piece), blocks.device))
                 for pair, block in zip(piece, found, strict=True):
                     host[pair.dst].copy_(block, non_blocking=True)
 
-    def _swap_in(self, pairs: Sequence[BlockPair]) -> None:
+    def swap_in(self, pairs: Sequence[BlockPair]) -> None:
         for blocks, host in zip(self.blocks, self.host, strict=True):
             for piece in _pieces(pairs, host[:1].nbytes):
                 found = torch.empty((len(piece), *host.shape[1:]), dtype=host.dtype, device=blocks.device)

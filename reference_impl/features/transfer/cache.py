@@ -1,7 +1,4 @@
-"""Blocks of the KV cache as bytes, layer by layer, for a store beyond the device.
-
-Adds to `PagedKVCache` what `HoldsPages` asks for.
-"""
+"""Blocks of a `PagedKVCache` as bytes, layer by layer, for a store beyond the device."""
 
 from __future__ import annotations
 
@@ -13,21 +10,22 @@ from reference_impl.core.kv_cache import PagedKVCache, block_ids
 from reference_impl.interfaces import BlockId
 
 
-class PageableKVCache(PagedKVCache):
-    @property
-    def num_layers(self) -> int:
-        return self.specs[0].num_layers
+class CachePages:
+    """As `HoldsPages`."""
+
+    def __init__(self, cache: PagedKVCache):
+        self.cache, self.num_layers = cache, cache.specs[0].num_layers
 
     def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
         """Of each block all that it holds of a layer. Waits for the device."""
-        ids, place = block_ids(blocks, self.data.device), self._place[layer]
-        found = (of_blocks[:, place].index_select(0, ids).cpu() for of_blocks in self.blocks)
+        ids, place = block_ids(blocks, self.cache.data.device), self.cache.place[layer]
+        found = (of_blocks[:, place].index_select(0, ids).cpu() for of_blocks in self.cache.blocks)
         parts = [part.contiguous().view(torch.uint8) for part in found]
         return [b"".join(part[i].numpy().tobytes() for part in parts) for i in range(len(blocks))]
 
     def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
         """ValueError if the content is not as long as a block's part of a layer."""
-        parts = [of_blocks[block, self._place[layer]] for of_blocks in self.blocks]
+        parts = [of_blocks[block, self.cache.place[layer]] for of_blocks in self.cache.blocks]
         if len(content) != (expected := sum(part.nbytes for part in parts)):
             raise ValueError(
                 f"expected {expected} bytes for layer {layer} of a page, got {len(content)}: it is of another model or "

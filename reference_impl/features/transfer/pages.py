@@ -14,6 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.features.transfer.cache import CachePages
 from reference_impl.interfaces import (
     HoldsPages,
     KVCache,
@@ -43,13 +45,14 @@ class Pages:
     """store: contents by key. cache: the worker's. TypeError if its blocks cannot be had as bytes."""
 
     def __init__(self, store: PageStore | LayeredPageStore, cache: KVCache):
-        if not isinstance(cache, HoldsPages):
+        held: object = CachePages(cache) if isinstance(cache, PagedKVCache) else cache
+        if not isinstance(held, HoldsPages):
             raise TypeError(
                 f"a page store needs a cache with read_pages, write_page and num_layers, as PagedKVCache has; "
                 f"{type(cache).__name__} has not: add them, or leave Parts.page_store out"
             )
-        self.store, self.cache = store, cache
-        layers = range(cache.num_layers)
+        self.store, self.cache = store, held
+        layers = range(held.num_layers)
         by_layer = isinstance(store, LayeredPageStore)
         self._moves = [layers[at : at + 1] for at in layers] if by_layer else [layers]
         self._running: dict[int, _Running] = {}  # by transfer id

@@ -1,0 +1,31 @@
+"""Which kind of checkpoint a path is, and what either kind says of its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reference_impl.core.model_config import ModelConfig
+from reference_impl.models.config_json import MOST_BYTES, read_model_config
+from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.json_file import read_object
+
+
+def is_gguf(model: str | Path) -> bool:
+    """By its name: a file x.gguf."""
+    return str(model).endswith(".gguf") and not Path(model).is_dir()
+
+
+def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
+    """Of a folder, as `read_model_config` does, or of a GGUF file."""
+    if not is_gguf(model):
+        return read_model_config(model, quantized)
+    from reference_impl.models.gguf_file import GgufFile
+    from reference_impl.models.gguf_model import gguf_config
+
+    return gguf_config(GgufFile(Path(model)))
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether config.json says so. ConfigError if it cannot be read."""
+    path = folder / "config.json"
+    return path.is_file() and bool(read_object(path, ConfigError, MOST_BYTES).get("quantization_config"))
