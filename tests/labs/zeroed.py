@@ -1,5 +1,5 @@
-"""Right functions that are given nothing: each zeroes the tensors and empties the lists and dicts that it gets, in place,
-and then does what the lab asks.
+"""Right functions that are given nothing: each zeroes the tensors and empties the lists and dicts that it gets, in
+place, and then does what the lab asks.
 
     python -m tests.labs.zeroed solutions/02_kv_cache/kv_cache.py
 
@@ -45,8 +45,8 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def zeroing(function: Callable[..., Any], saw: Callable[[], None]) -> Callable[..., Any]:
-    """`function` after its tensor arguments were zeroed, and its lists and dicts emptied; `saw` is called where there was
-    something in one."""
+    """`function` after its tensor arguments were zeroed, and its lists and dicts emptied; `saw` is called where there
+    was something in one."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
