@@ -60,6 +60,11 @@ def test_a_missing_peak_is_said_and_one_the_device_has_is_drawn(name: str, preci
     assert note == "" or note.startswith(f"{name} has no {precision} peak: drawn with {used}")
 
 
+def test_of_several_formats_that_a_device_has_the_narrowest_is_drawn() -> None:
+    narrowest = {"T4": "fp16", "A100-80GB": "bf16", "H100": "fp8", "B200": "fp4"}
+    assert {name: runs_as(device(name), "fp4")[0] for name in narrowest} == narrowest
+
+
 def test_a_t4_has_no_bf16_peak_and_the_picture_says_so() -> None:
     alt = roofline("llama-3.2-1b", "T4", 1).shown.alt
     assert "T4 has no bf16 peak: drawn with fp16, which it has" in alt

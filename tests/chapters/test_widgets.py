@@ -166,7 +166,8 @@ def test_a_table_without_rows_has_its_headers_and_one_of_another_length_is_refus
 def test_the_calculator_shows_the_formula_of_theory() -> None:
     alt = kv_memory("llama-3-70b", context=8192, requests=1).shown.alt
     assert "2.68 GB" in alt
-    assert "usable 288 GB" in alt
+    assert "usable 288 GB, 144 GB left; 54 requests" in alt
+    assert "24.9 GB too much; 54 requests" in kv_memory("llama-3-70b", context=8192, requests=64).shown.alt
 
 
 def test_no_time_is_given_for_weights_that_do_not_fit() -> None:

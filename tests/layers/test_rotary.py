@@ -55,6 +55,14 @@ def test_the_table_is_kept_in_float32_so_that_positions_stay_apart(dtype: torch.
     assert (cos[1] - cos[2]).abs().max() > 0.1
 
 
+def test_of_a_head_that_is_rotated_in_part_the_other_pairs_stay_as_they_are() -> None:
+    table = RotaryTable(RopeConfig(partial=0.5), 16, 8, torch.float64, CPU)
+    cos, sin = table.cos_sin[:, :, 0].unflatten(-1, (2, 2, 4)).unbind()  # [position, half, rotated or still, pair]
+    assert (cos[:, :, 1] == 1).all()
+    assert (sin[:, :, 1] == 0).all()
+    assert (sin[1:, :, 0] != 0).all()
+
+
 def test_a_score_depends_on_the_distance_only() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 16, dtype=torch.float64, generator=generator) for _ in range(2))

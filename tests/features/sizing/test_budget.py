@@ -18,6 +18,7 @@ def test_the_budget_buys_whole_blocks() -> None:
     for spare in (0, 1, BLOCK - 1):
         assert num_blocks_for(EngineConfig(kv_cache_bytes=7 * BLOCK + spare), BLOCK) == 7
     assert num_blocks_for(EngineConfig(num_blocks=3), BLOCK) == 3
+    assert num_blocks_for(EngineConfig(), BLOCK) == 256 * 2**20 // BLOCK, "as EngineConfig's docstring says"
 
 
 def test_less_than_a_block_is_refused_with_its_price() -> None:

@@ -60,6 +60,12 @@ def test_a_penalty_grows_to_its_maximum_and_no_further(per_day: float, maximum: 
     assert policy.fraction(0) == 0
 
 
+def test_where_nothing_is_said_a_day_costs_nothing_and_no_maximum_is_below_all_points() -> None:
+    assert Policy().fraction(100) == 0
+    assert Policy(per_day=0.3).fraction(3) == pytest.approx(0.9)
+    assert Policy(per_day=0.3).fraction(4) == 1
+
+
 def test_the_night_when_the_clocks_change_has_its_hour_more_or_less() -> None:
     spring, autumn = parse_when("2027-03-27 23:59 Europe/Berlin"), parse_when("2027-10-30 23:59 Europe/Berlin")
     assert add_days(spring, 1).astimezone(UTC) - spring.astimezone(UTC) == timedelta(hours=23)
