@@ -423,8 +423,10 @@ def test_a_run_of_everything_goes_on_where_it_was_killed(project: Path) -> None:
     said = run(project, "all")
     assert "4 of 5 jobs were finished by a run that was killed" in said
     assert ran(said) == 1
-    waits.unlink()
     assert {line.unit for line in Record.read(project / record.PATH).lines} >= {
         "tests/test_waits.py",
         "tests/test_long.py",
     }
+    waits.unlink()
+    choice = Choice(project)
+    assert "tests/test_waits.py" not in choice.units | choice.why.keys()

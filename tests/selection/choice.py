@@ -28,12 +28,16 @@ class Job:
 
 
 class Choice:
-    """lines: what is known of each unit, whether it holds or not; stale: what has to run, but for slow tests."""
+    """lines: what is known of each unit that is there, whether it holds or not; why: what changed where it does not;
+    stale: what has to run, but for slow tests."""
 
     def __init__(self, root: Path):
         self.root, self.tree, self.known = root, Tree(root, PATH), Record.read(root / PATH)
-        self.holding, self.why = self.known.judge(self.tree)
-        self.lines = {line.unit: line for line in (*self.known.lines, *self.holding.values())}
+        self.holding, why = self.known.judge(self.tree)
+        found = (*self.known.lines, *self.holding.values())  # what was moved is under its new name
+        self.lines = {line.unit: line for line in found if line.file in self.tree.names}
+        self.known.lines = [*self.lines.values()]
+        self.why = {unit: paths for unit, paths in why.items() if unit in self.lines}
         self.files = sorted(name for name in self.tree.names if re.fullmatch(r"tests/(.+/)?test_\w+\.py", name))
         self.units = {*self.files, *self.lines}
         self.slow = {unit for unit, line in self.lines.items() if SLOW in line.costly}
