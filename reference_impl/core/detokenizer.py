@@ -52,14 +52,14 @@ class TextStream:
             left = len(text) - self._shown  # at most a split character: the same at the end of a shorter window
             del self._window[:-_CONTEXT]
             self._shown = len(self._decode(self._window)) - left
-        return self._give(self._held + piece, final=False) if piece else ""
+        return self.give(self._held + piece, final=False) if piece else ""
 
     def finish(self) -> str:
         """What was held back: the output has ended, so it is certain now."""
         if self.stopped_by is not None:
             return ""
         text = self._decode(self._window)
-        return self._give(self._held + self._new(text, len(text)), final=True)
+        return self.give(self._held + self._new(text, len(text)), final=True)
 
     def _new(self, text: str, end: int) -> str:
         """What of the window's text, up to `end`, was not shown."""
@@ -86,7 +86,8 @@ class TextStream:
             tokens = [token for token in found if token is not None]
         return self._tokenizer.decode(tokens, skip_special_tokens=self.skips_special)
 
-    def _give(self, text: str, final: bool) -> str:
+    def give(self, text: str, final: bool) -> str:
+        """What is sure of a text: all before a stop string, or before what may become one. final: there is no more."""
         # The stop string that is complete first, or of two the longer: however the tokens cut the text, the same one.
         found = [(text.find(s) + len(s), -len(s), s) for s in self._stop if s in text]
         if found:

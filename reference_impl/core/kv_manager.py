@@ -48,7 +48,7 @@ class KVManager:
         cached = self._match(request)
         start = len(cached) * self.block_size
         tables = [cached, *([] for _ in range(1, self.num_groups))]
-        lengths = self._lengths(num_tokens, start + budget)
+        lengths = self.lengths_of(num_tokens, start + budget)
         missing = [length - len(table) for table, length in zip(tables, lengths, strict=True)]
         blocks = self.references.take(sum(missing), shared=cached)
         if blocks is None:
@@ -66,7 +66,7 @@ class KVManager:
         longest = (request.num_tokens - 1) // self.block_size * self.block_size
         return list(self.index.match(request.tokens[:longest], cache_key(request)))
 
-    def _lengths(self, num_tokens: int, first_end: int) -> list[int]:
+    def lengths_of(self, num_tokens: int, first_end: int) -> list[int]:
         """Of the tables that a request is admitted with, one per group. Its first step ends at first_end or before."""
         return [self.blocks_for(num_tokens)] * self.num_groups
 

@@ -34,5 +34,5 @@ class DynamicBatching(StaticBatching):
         closes = self.waiting[0].arrival + self.window
         return closes if closes > now else None
 
-    def _may_start(self) -> bool:
+    def may_start(self) -> bool:
         return bool(self.waiting) and self.next_event(self._now) is None

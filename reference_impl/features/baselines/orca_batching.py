@@ -16,7 +16,7 @@ class OrcaBatching(WholeRequests):
 
     def schedule(self, now: float) -> StepPlan:
         entered = self._let_in()
-        return self._plan([self._row(request) for request in self.running], entered)
+        return self._plan([self.row_of(request) for request in self.running], entered)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns requests that have their last token; their rows and blocks are free for the next step."""

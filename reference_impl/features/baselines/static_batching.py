@@ -34,17 +34,17 @@ class StaticBatching(WholeRequests):
         self.wasted_prompt_tokens = 0  # of these, padding
 
     def has_work(self) -> bool:
-        return bool(self.running) or self._may_start()
+        return bool(self.running) or self.may_start()
 
     def schedule(self, now: float) -> StepPlan:
         """Every request in the batch gets a row, even with nothing left to compute."""
         entered: list[Request] = []
         if not self.running:
-            entered = self._let_in() if self._may_start() else []
+            entered = self._let_in() if self.may_start() else []
             self._start(entered)
         self.row_steps += self._rows
         self.wasted_row_steps += self._rows - sum(request.finish_reason is None for request in self.running)
-        return self._plan([self._row(request) for request in self.running], entered)
+        return self._plan([self.row_of(request) for request in self.running], entered)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns no request or, when the longest output has ended, the whole batch."""
@@ -56,7 +56,7 @@ class StaticBatching(WholeRequests):
             self._leave(request)
         return batch
 
-    def _may_start(self) -> bool:
+    def may_start(self) -> bool:
         return len(self.waiting) >= (self.max_num_seqs if self.stream_is_open else 1)
 
     def _start(self, batch: list[Request]) -> None:
@@ -66,7 +66,7 @@ class StaticBatching(WholeRequests):
         self.prompt_tokens += rectangle
         self.wasted_prompt_tokens += rectangle - sum(lengths)
 
-    def _row(self, request: Request) -> Row:
+    def row_of(self, request: Request) -> Row:
         if request.finish_reason is None:
-            return super()._row(request)
+            return super().row_of(request)
         return Row(request.id, request.num_computed_tokens - 1, 1, samples=False)

@@ -80,7 +80,7 @@ class WholeRequests:
         admitted = tuple((request.id, request.num_cached_tokens) for request in entered)
         return StepPlan(self._step_id, tuple(rows), transfers=self.kv.take_transfers(), admitted=admitted)
 
-    def _row(self, request: Request) -> Row:
+    def row_of(self, request: Request) -> Row:
         """All tokens that the request has yet to compute: its prompt, or one token."""
         num_tokens = request.num_missing_tokens
         if not self.kv.reserve(request, num_tokens):

@@ -63,7 +63,7 @@ class SwappingKVManager(KVManager):
 
     def _bring_back(self, request: Request, num_tokens: int, budget: int) -> bool:
         there = self.on_host[request.id]
-        lengths = self._lengths(num_tokens, request.num_computed_tokens + budget)
+        lengths = self.lengths_of(num_tokens, request.num_computed_tokens + budget)
         # Of a request whose drafts turned out to be wrong, more blocks may have been saved than it has tokens for.
         missing = [max(0, length - len(table)) for table, length in zip(there, lengths, strict=True)]
         blocks = self.references.take(_num_blocks(there) + sum(missing))

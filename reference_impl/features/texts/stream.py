@@ -26,13 +26,13 @@ class AskedTextStream(TextStream):
         piece = "" if self.last is None else self.push(self.last)
         return piece + super().finish()
 
-    def _give(self, text: str, final: bool) -> str:
+    def give(self, text: str, final: bool) -> str:
         if self._left:  # a stop string that is complete by now does not count; one that begins here may
             keep = 0 if final else self._possible_stop(text)
             given, self._held = text[: len(text) - keep], text[len(text) - keep :]
             self.text += given
             return given
-        given = super()._give(text, final)
+        given = super().give(text, final)
         if self._includes and self.stopped_by is not None:  # once: behind a stop string nothing is given
             self.text += self.stopped_by
             given += self.stopped_by

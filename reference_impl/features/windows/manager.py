@@ -4,7 +4,7 @@ A block that lies before the window of every later query is freed while its requ
 NO_BLOCK from then on (as in vLLM's hybrid KV cache manager). When a request is admitted, a window's table has blocks
 for the first chunk only: the others come and go.
 
-Extends `KVManager.reserve`, and `_lengths`, which `admit` asks.
+Extends `KVManager.reserve`, and `lengths_of`, which `admit` asks.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class WindowedKVManager(KVManager):
             table[block] = NO_BLOCK
             block -= 1
 
-    def _lengths(self, num_tokens: int, first_end: int) -> list[int]:
+    def lengths_of(self, num_tokens: int, first_end: int) -> list[int]:
         ends = (num_tokens if window is None else min(num_tokens, first_end) for window in self.windows)
         return [self.blocks_for(end) for end in ends]
