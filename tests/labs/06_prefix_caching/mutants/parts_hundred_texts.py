@@ -1,0 +1,11 @@
+# fault: a part has no more than a hundred texts.
+# fails: check_parts
+
+# %% nbgrader={"grade_id": "stable_first"}
+def stable_first(requests):
+    """Names of a template's parts, those with the fewest different texts first. requests: dicts part -> text."""
+    texts = {}
+    for request in requests:
+        for name, text in request.items():
+            texts.setdefault(name, set()).add(text)
+    return sorted(texts, key=lambda name: min(100, len(texts[name])))
