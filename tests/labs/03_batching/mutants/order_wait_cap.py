@@ -1,0 +1,11 @@
+# fault: nobody gains by waiting longer than 1000 seconds.
+# fails: check_order
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["priority"] - aging * min(1000, now - request["arrival"]), request["arrival"]
+
+    return [request["id"] for request in sorted(requests, key=key)]

@@ -1,0 +1,11 @@
+# fault: equals are ordered by the second of their arrival.
+# fails: check_order
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["priority"] - aging * (now - request["arrival"]), int(request["arrival"])
+
+    return [request["id"] for request in sorted(requests, key=key)]

@@ -1,0 +1,15 @@
+# fault: no more than five are preempted for one.
+# fails: check_victims
+
+# %% nbgrader={"grade_id": "choose_victims"}
+def choose_victims(running, request_id, needed, free_blocks):
+    """The victims whose blocks request_id needs. running: [(id, num_held)] -> ids, last come first."""
+    victims = []
+    for victim, num_held in reversed(running):
+        if free_blocks >= needed or len(victims) == 5:
+            break
+        victims.append(victim)
+        free_blocks += num_held
+        if victim == request_id:
+            break
+    return victims
