@@ -24,9 +24,9 @@ RESOURCES = ("registers", "shared memory", "warps", "blocks")
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """The compile table: "kernel, architecture" -> what the compiler reported. Dependent launches are left out."""
+    """The compile table: "kernel, architecture" -> what the compiler reported."""
     lines: dict[str, dict[str, Any]] = json.loads(TABLE.read_text("utf-8"))
-    return {name: line for name, line in lines.items() if not name.endswith(", dependent")}
+    return lines
 
 
 def kernels() -> list[str]:

@@ -31,11 +31,6 @@ class Architecture:
         """Room for tiles of 128 by 128: Hopper and later."""
         return self.shared_bytes > 200 * 1024
 
-    @property
-    def has_dependent_launch(self) -> bool:
-        """Whether a kernel can begin before the one before it ends: Hopper and later."""
-        return self.target.backend == "cuda" and self.target.arch >= 90
-
 
 def _nvidia(capability: int, shared_kib: int, multiprocessors: int, **has: bool) -> Architecture:
     target = GPUTarget("cuda", capability, 32)

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,26 @@ from reference_impl.kernels.architectures import Architecture
 from reference_impl.kernels.launch import Launch, is_interpreted
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# Modifiers of loads and stores that a source can ask for, as `tl.load` and `tl.store` spell them.
+_HINT = re.compile(r"(?:ld|st)\.global[.\w]*?(\.c[agsv]|\.w[bt])\b|\b(evict_first|evict_last)\b")
 # What the matrix units' instructions begin with: Ampere, Hopper, Hopper FP8, Blackwell, CDNA; integers.
 _MATRIX = ("HMMA", "HGMMA", "QGMMA", "QMMA", "UTCHMMA", "UTCQMMA", "v_mfma", "IMMA", "IGMMA")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Per thread: registers, bytes spilled to memory. Per block: bytes of shared memory. Counts in the machine code."""
+    """Per thread: registers, bytes spilled to memory. Per block: bytes of shared memory. Counts in the machine code.
+
+    hints: what its loads and stores tell the caches (".cg", "evict_first"), read from the PTX; none on AMD. A copy to
+    shared memory that the compiler sends ahead has lost the source's hint.
+    """
 
     registers: int
     spilled: int
     shared_bytes: int
     instructions: int
     matrix_instructions: Mapping[str, int]
+    hints: Sequence[str] = ()
 
     def problems(self, architecture: Architecture) -> list[str]:
         """What keeps a kernel from running well on this GPU; empty where it fits."""
@@ -98,14 +105,15 @@ def resources(launch: Launch, architecture: Architecture) -> Resources:
     registers, stack = (int(_found(rf"{name}:(\d+)", usage)) for name in ("REG", "STACK"))
     # A line of code: /*0070*/  @P0 HMMA.16816.F32 R4, ... ;
     mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", code, re.MULTILINE)
-    return Resources(registers, stack, compiled.metadata.shared, len(mnemonics), _matrix(mnemonics))
+    hints = sorted({hint for pair in _HINT.findall(compiled.asm["ptx"]) for hint in pair if hint})
+    return Resources(registers, stack, compiled.metadata.shared, len(mnemonics), _matrix(mnemonics), hints)
 
 
 def _of_amd(assembly: str, shared: int) -> Resources:
     registers = int(_found(r"\.vgpr_count:\s+(\d+)", assembly))
     spilled = int(_found(r"\.vgpr_spill_count:\s+(\d+)", assembly)) * 4
     mnemonics = re.findall(r"^\t((?:v|s|ds|global|buffer|flat)_\w+)", assembly, re.MULTILINE)
-    return Resources(registers, spilled, shared, len(mnemonics), _matrix(mnemonics))
+    return Resources(registers, spilled, shared, len(mnemonics), _matrix(mnemonics), [])
 
 
 def _matrix(mnemonics: list[str]) -> dict[str, int]:

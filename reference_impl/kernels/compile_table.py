@@ -24,7 +24,7 @@ import triton
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
 from reference_impl.kernels.calls import CALLS
 from reference_impl.kernels.compilation import Resources, key, resources
-from reference_impl.kernels.launch import Launch, dependent_launches, recording
+from reference_impl.kernels.launch import Launch, recording
 
 TABLE = Path(__file__).parent / "compiled.json"
 
@@ -41,8 +41,7 @@ class Line:
 
 
 def lines() -> Iterator[Line]:
-    """Every launch on every architecture that has the types for it, and again as a dependent launch where the
-    architecture has these; fp16 where there is no bf16.
+    """Every launch on every architecture that has the types for it; fp16 where there is no bf16.
 
     Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: the twins in
     torch are used there, and these kernels are not compiled.
@@ -52,16 +51,11 @@ def lines() -> Iterator[Line]:
         for name, call in CALLS.items():
             if "fp8" in name and not architecture.has_fp8:
                 continue
-            for dependent in (False, True)[: 1 + architecture.has_dependent_launch]:
-                with recording(architecture) as launches, dependent_launches(dependent):
-                    call(dtype)
-                for launch in launches:
-                    if launch.multiplies and not architecture.has_matrix:
-                        continue
-                    if dependent and not launch.constants.get("PDL"):
-                        continue  # the same machine code
-                    how = ", dependent" * dependent
-                    yield Line(f"{name}: {launch.name}, {architecture.name}{how}", launch, architecture)
+            with recording(architecture) as launches:
+                call(dtype)
+            for launch in launches:
+                if architecture.has_matrix or not launch.multiplies:
+                    yield Line(f"{name}: {launch.name}, {architecture.name}", launch, architecture)
 
 
 def compiled(line: Line) -> dict[str, Any]:

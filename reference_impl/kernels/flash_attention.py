@@ -25,7 +25,9 @@ from reference_impl.kernels.architectures import Architecture
 from reference_impl.kernels.kv_scales import halves, strides_of_scales
 from reference_impl.kernels.launch import architecture, launch
 
-LOG2_E = math.log2(math.e)
+# A row's largest score begins with the least finite float32: where all scores are -infinity, their differences from
+# -infinity would be NaN.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -135,7 +137,7 @@ def _flash_attention(
         partial = tl.maximum(partial, low)
         full = tl.minimum(full, partial)
 
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)  # m
+    largest = tl.full([BLOCK_M], LOWEST, tl.float32)  # m
     total = tl.zeros([BLOCK_M], tl.float32)  # l
     acc = tl.zeros([BLOCK_M, d_range.shape[0]], tl.float32)
     for phase in tl.static_range(0 if WINDOW else 1, 3):
@@ -202,9 +204,8 @@ def _flash_attention(
                 needed = tl.max(tl.where(in_row, seen - largest, float("-inf"))) >= skip_below
             if needed:
                 new_largest = tl.maximum(largest, tile_largest)
-                base = tl.where(new_largest == float("-inf"), 0.0, new_largest) if phase != 1 else new_largest
-                weight = tl.exp2(score - base[:, None])
-                shrink = tl.exp2(largest - base)
+                weight = tl.exp2(score - new_largest[:, None])
+                shrink = tl.exp2(largest - new_largest)
                 total = total * shrink + tl.sum(weight, 1)
                 largest = new_largest
                 value = tl.load(
@@ -225,7 +226,7 @@ def _flash_attention(
 
     number = (token + first + m_range).to(tl.int64)
     at_out = out + number[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
-    total = tl.where(in_row, total, 1.0)  # a tile may have fewer queries than places
+    total = tl.where(total == 0, 1.0, total)  # all scores are -infinity: zeros, as of torch's attention
     tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_row[:, None] & in_head[None, :])
     if PACKED:
         acc_high = (acc_high / total[:, None]).to(out.dtype.element_ty)

@@ -26,7 +26,7 @@ from torch import Tensor
 from reference_impl.kernels.gates import gated
 from reference_impl.kernels.gemm import Tile, check_operands, choose, grid_of
 from reference_impl.kernels.gemm_w8a16 import numbers_of_int8
-from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
+from reference_impl.kernels.launch import architecture, launch, tickets_of
 from reference_impl.kernels.reference import Activation
 
 # For each block_m the largest first: the order that `choose` expects.
@@ -105,6 +105,7 @@ def write_outputs(
             acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             if square is not None:
                 square = tl.zeros([BLOCK_M], tl.float32)
+            # From the L2 (.cg, found on sm_90): what this multiprocessor's L1 holds of them may be older.
             for other in tl.static_range(SPLITS):
                 acc += tl.load(at + other * num_tokens * num_rows, mask=exists, other=0.0, cache_modifier=".cg")
                 if square is not None:
@@ -134,9 +135,8 @@ def _fused_linear(
     x, weight, weight_scale, bias, norm, residual, out, partial, squares, tickets,
     num_tokens, in_features, out_features, stride_x, stride_weight, stride_residual, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     m, k_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     row, in_rows = rows_of_tile(tl.program_id(0), out_features, BLOCK_N, GATE is not None)
     at_x = x + m[:, None] * stride_x + k_range[None, :]
@@ -152,9 +152,7 @@ def _fused_linear(
         k = step * BLOCK_K
         inside = k + k_range < in_features
         x_tile = tl.load(at_x + k, mask=(m < num_tokens)[:, None] & inside[None, :], other=0.0)
-        weight_tile = tl.load(
-            at_weight + k, mask=in_rows[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first"
-        )
+        weight_tile = tl.load(at_weight + k, mask=in_rows[:, None] & inside[None, :], other=0.0)
         if weight_scale is not None:
             weight_tile = _numbers(weight_tile, x.dtype.element_ty)
         if norm is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from reference_impl.kernels.fused_linear import check_neighbours, room_for_splits, rows_of_tile, write_outputs
 from reference_impl.kernels.gemm import Tile, choose, grid_of
 from reference_impl.kernels.gemm_w4a16 import check_four_bits, check_groups, numbers_of_int4
-from reference_impl.kernels.launch import architecture, launch, wait_for_previous
+from reference_impl.kernels.launch import architecture, launch
 from reference_impl.kernels.reference import Activation
 
 TILES = (
@@ -37,9 +37,8 @@ def _fused_linear_w4a16(
     x, packed, scales, zeros, bias, norm, residual, out, partial, squares, tickets,
     num_tokens, in_features, out_features, num_rows, stride_x, stride_packed, stride_residual, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     dtype: tl.constexpr = x.dtype.element_ty
     HALF: tl.constexpr = BLOCK_K // 2
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, HALF)
@@ -63,7 +62,7 @@ def _fused_linear_w4a16(
         norm_low = tl.load(at_norm + first * BLOCK_K, mask=k + first * BLOCK_K < in_features, other=0.0)
         norm_high = tl.load(at_norm + first * BLOCK_K + HALF, mask=k + first * BLOCK_K < in_features, other=0.0)
     for group in range(first, end):
-        codes = tl.load(at_packed + group * HALF, mask=in_rows[:, None], other=0, eviction_policy="evict_first")
+        codes = tl.load(at_packed + group * HALF, mask=in_rows[:, None], other=0)
         x_low = tl.load(at_x + group * BLOCK_K, mask=in_x, other=0.0)  # [M, HALF]
         x_high = tl.load(at_x + group * BLOCK_K + HALF, mask=in_x, other=0.0)
         if zeros is None:

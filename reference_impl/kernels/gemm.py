@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
-from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
+from reference_impl.kernels.launch import architecture, launch, tickets_of
 
 FEW_TOKENS = 64  # up to here the tile is computed as W x^T
 
@@ -149,6 +149,7 @@ def write_tile(
         if ticket == splits - 1:
             tl.store(tickets + tile, 0)  # for the next launch
             acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            # From the L2 (.cg, found on sm_90): what this multiprocessor's L1 holds of them may be older.
             for other in range(splits):
                 acc += tl.load(at + other * size, mask=exists, other=0.0, cache_modifier=".cg")
     if ticket == splits - 1:
@@ -182,9 +183,8 @@ def _gemm(
     x, weight, bias, out, partial, tickets,
     num_tokens, in_features, out_features, stride_x, stride_weight, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     m_tile, n_tile = tile_of_program(num_tokens, out_features, BLOCK_M, BLOCK_N, GROUP_M)
     m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)

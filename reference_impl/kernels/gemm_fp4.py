@@ -85,7 +85,7 @@ def _gemm_fp4(
     first, end = steps_of_split(in_features // BLOCK_K)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in range(first, end):
-        codes = tl.load(at_packed + step * HALF, mask=in_out, other=0, eviction_policy="evict_first").to(tl.int16)
+        codes = tl.load(at_packed + step * HALF, mask=in_out, other=0).to(tl.int16)
         x_low = tl.load(at_x + step * BLOCK_K, mask=in_x, other=0.0)  # [M, HALF]
         x_high = tl.load(at_x + step * BLOCK_K + HALF, mask=in_x, other=0.0)
         low_scale = tl.load(at_scales + step * 2 * GROUPS, mask=in_out, other=0)  # [N, GROUPS]

@@ -72,7 +72,7 @@ def _gemm_w4a16(
     first, end = steps_of_split(in_features // BLOCK_K)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for group in range(first, end):
-        codes = tl.load(at_packed + group * HALF, mask=in_out[:, None], other=0, eviction_policy="evict_first")
+        codes = tl.load(at_packed + group * HALF, mask=in_out[:, None], other=0)
         x_low = tl.load(at_x + group * BLOCK_K, mask=in_x, other=0.0)  # [M, HALF]
         x_high = tl.load(at_x + group * BLOCK_K + HALF, mask=in_x, other=0.0)
         scale = tl.load(scales + group * out_features + n, mask=in_out, other=0.0).to(tl.float32)

@@ -59,7 +59,7 @@ def _gemm_w8a16(
     for step in range(first, end):
         k = step * BLOCK_K
         inside = (k + k_range < in_features)[None, :]
-        codes = tl.load(at_weight + k, mask=in_out[:, None] & inside, other=0, eviction_policy="evict_first")
+        codes = tl.load(at_weight + k, mask=in_out[:, None] & inside, other=0)
         x_tile = tl.trans(tl.load(at_x + k, mask=in_x & inside, other=0.0))  # [K, M]
         numbers = numbers_of_int8(codes).to(dtype)  # [N, K]
         if GROUPS:

@@ -3,10 +3,6 @@
 Every kernel's host function launches through `launch`. Inside `recording(architecture)` nothing runs: the same host
 function, called with tensors on torch's "meta" device, says which machine code a GPU would need. So the compile table
 holds what is launched, by construction.
-
-Dependent launches (Hopper and later, "programmatic dependent launch" in the CUDA C++ Programming Guide): inside
-`dependent_launches()` a kernel begins while the one before it is still running, and waits (`wait_for_previous`) before
-it touches any memory. This hides the time between two kernels and changes nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
@@ -64,7 +59,6 @@ class _Recording:
 
 
 _recording: ContextVar[_Recording | None] = ContextVar("recording", default=None)
-_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
 @contextmanager
@@ -76,33 +70,6 @@ def recording(architecture: Architecture) -> Iterator[list[Launch]]:
         yield launches
     finally:
         _recording.reset(token)
-
-
-@contextmanager
-def dependent_launches(wanted: bool = True) -> Iterator[None]:
-    """Whether kernels that declare PDL, launched inside by this thread, begin before the kernel before them ends.
-
-    Raises ValueError if this is wanted where it is impossible: before Hopper, on AMD, in the interpreter.
-    """
-    if wanted and (is_interpreted() or not architecture().has_dependent_launch):
-        raise ValueError("expected an NVIDIA GPU of Hopper or later for dependent launches: leave them off here")
-    token = _dependent.set(wanted)
-    try:
-        yield
-    finally:
-        _dependent.reset(token)
-
-
-@triton.jit
-def wait_for_previous(PDL: tl.constexpr):
-    """First in a kernel with dependent launches, in every program: until then nothing may be read or written.
-
-    The wait ends when the kernel before has ended and its stores are visible; that kernel, too, began with a wait, so
-    all before it have ended as well. Then this kernel allows its successor to begin, and to wait.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 def prepare(device: torch.device | str) -> None:
@@ -148,14 +115,11 @@ def architecture() -> Architecture:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
-    """kernel[grid](*arguments, **constants, **options), and PDL for a kernel that declares it.
+    """kernel[grid](*arguments, **constants, **options).
 
     Raises TypeError for float64, and for bfloat16 under the interpreter, which would silently compute with its bits as
     integers; ValueError for tensors that are not on a GPU otherwise.
     """
-    if "PDL" in kernel.arg_names:
-        constants["PDL"] = dependent = _dependent.get()
-        options = {**options, "launch_pdl": True} if dependent else options
     recorder = _recording.get()
     if recorder is not None:
         recorder.launches.append(described(kernel, arguments, constants, options))

@@ -27,9 +27,9 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
-from reference_impl.kernels.flash_attention import soft_capped
+from reference_impl.kernels.flash_attention import LOWEST, soft_capped
 from reference_impl.kernels.kv_scales import column_of, strides_of_scales, unpacked
-from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
+from reference_impl.kernels.launch import architecture, launch, tickets_of
 
 SPLIT = 256  # keys, in a context of middle length
 
@@ -45,9 +45,8 @@ def _paged_decode(
     stride_table,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     kv_head, row, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
     start = 0  # of the context: the first tile in which the query sees anything
@@ -78,7 +77,7 @@ def _paged_decode(
     # A program's splits are one loop, so that loads do not stop between them.
     # Everything lies transposed, keys along the first axis: so the few heads are the small side of the matrix
     # instruction (N = 16), and the keys its large one (M = 64).
-    largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    largest = tl.full([BLOCK_H], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
     begin, last = start + first * split_keys, tl.minimum(start + end * split_keys, seq_len)
@@ -136,7 +135,7 @@ def _paged_decode(
             tl.store(partial + at_part[None, :] * HEAD_DIM + d_range[:, None], acc, mask=in_part)
             tl.store(statistics + 2 * at_part, largest, mask=in_group)
             tl.store(statistics + 2 * at_part + 1, total, mask=in_group)
-            largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
+            largest = tl.full([BLOCK_H], LOWEST, tl.float32)
             total = tl.zeros([BLOCK_H], tl.float32)
             acc = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
             split, split_end = split + 1, split_end + split_keys
@@ -171,21 +170,20 @@ def _merge(
 ):  # fmt: skip
     """Of one row and KV head: partial [splits, GROUP, HEAD_DIM], statistics [splits, GROUP, 2] (largest, total).
 
-    They come from the L2 (.cg): what this multiprocessor's L1 holds of them may be older.
+    They come from the L2 (.cg, found on sm_90): what this multiprocessor's L1 holds of them may be older.
     """
     BLOCK_H: tl.constexpr = triton.next_power_of_2(GROUP)
     BLOCK_S: tl.constexpr = max(1, min(16, 8192 // (BLOCK_H * BLOCK_D)))
     h_range, d_range = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
     in_group, in_head = h_range < GROUP, d_range < HEAD_DIM
-    none = -3.4028234663852886e38  # the least finite float32: differences from -inf would be NaN
-    largest = tl.full([BLOCK_H], none, tl.float32)
+    largest = tl.full([BLOCK_H], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for first in range(0, splits, BLOCK_S):
         split = first + tl.arange(0, BLOCK_S)
         there = (split < splits)[:, None] & in_group[None, :]  # [S, H]
         at = split[:, None] * GROUP + h_range[None, :]
-        m = tl.load(statistics + 2 * at, mask=there, other=none, cache_modifier=".cg")
+        m = tl.load(statistics + 2 * at, mask=there, other=LOWEST, cache_modifier=".cg")
         t = tl.load(statistics + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
         at = partial + at[:, :, None] * HEAD_DIM + d_range[None, None, :]
         a = tl.load(at, mask=there[:, :, None] & in_head[None, None, :], other=0.0, cache_modifier=".cg")
@@ -194,7 +192,7 @@ def _merge(
         total = total * shrink + tl.sum(weight * t, 0)
         acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * a, 0)
         largest = new_largest
-    mean = acc / tl.where(total == 0, 1.0, total)[:, None]  # zeros where there is no split
+    mean = acc / tl.where(total == 0, 1.0, total)[:, None]  # zeros where there is no split, or no score above -infinity
     at_out = out + h_range[:, None] * stride_out_head + d_range[None, :]
     tl.store(at_out, mean.to(out.dtype.element_ty), mask=in_group[:, None] & in_head[None, :])
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from reference_impl.kernels.eight_bits import DTYPES, encoded, magnitude, scale_of
 from reference_impl.kernels.kv_scales import strides_of_scales
-from reference_impl.kernels.launch import launch, wait_for_previous
+from reference_impl.kernels.launch import launch
 
 
 @triton.jit
@@ -74,9 +74,8 @@ def _rotate_and_write(
     stride_cos, stride_block, stride_slot, stride_head,
     stride_scale_block, stride_scale_slot, stride_scale_head, stride_lowest,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK_HALF)
     in_half = column < HALF

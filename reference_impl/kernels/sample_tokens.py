@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
-from reference_impl.kernels.launch import architecture, launch, wait_for_previous
+from reference_impl.kernels.launch import architecture, launch
 
 
 @triton.jit
@@ -151,9 +151,8 @@ def _total(logits, largest, temperature, edge, ties, lowest, VOCAB: tl.constexpr
 @triton.jit
 def _sample_tokens(
     logits, tokens, temperature, top_k, top_p, min_p, seed, sample_index, position, stride_logits,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr, NOISE: tl.constexpr, PDL: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr, NOISE: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride_logits
 

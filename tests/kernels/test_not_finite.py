@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -258,6 +259,9 @@ def attended(case: Case, query: int, window: int | None = None, softcap: float |
         ({}, torch.inf, flash_attention),
         ({}, torch.inf, paged_decode),
         ({}, -torch.inf, paged_decode),
+        ({}, -torch.inf, flash_attention),
+        ({"window": 20, "softcap": 5.0}, torch.inf, flash_attention),
+        ({"window": 20, "softcap": 5.0}, -torch.inf, paged_decode),
         ({"window": 20, "softcap": 5.0}, torch.nan, flash_attention),
         ({"window": 20, "softcap": 5.0}, torch.nan, paged_decode),
         ({"skip_threshold": 0.9}, torch.nan, flash_attention),
@@ -316,3 +320,39 @@ def test_what_sees_a_scale_that_is_nan_is_nan(cache: torch.dtype, attention: Cal
         found = attention(*arguments, **case.options)
         assert torch.equal(found[:, 2:], kept[:, 2:])
         assert torch.equal(found[queries:], kept[queries:])
+
+
+LONG = 300  # keys: five splits of paged decode, three tiles of flash attention
+MINUS_INFINITY: list[Any] = [  # keys with this score: none, a split, two, the last, a tile, all but one, some, all
+    (), range(64), range(64, 128), range(256, LONG), range(128), {*range(LONG)} - {200}, {0, 70, 299}, range(LONG),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "attention"),
+    [
+        ({}, torch.float16, flash_attention),
+        ({"window": 150}, torch.float32, flash_attention),
+        ({"skip_threshold": 0.01}, torch.float16, flash_attention),
+        ({}, torch.float16, paged_decode),
+        ({"window": 150}, torch.float32, paged_decode),
+    ],
+)
+@QUIET
+def test_a_score_of_minus_infinity_weighs_nothing_also_where_all_of_a_split_or_tile_are_such(
+    options: dict[str, Any], dtype: torch.dtype, attention: Callable[..., Tensor]
+) -> None:
+    """A query that has no other score gets zeros, as from torch's attention."""
+    case = make([(1, LONG)] * len(MINUS_INFINITY), 1, 1, 16, dtype)
+    case.q[:, :, COLUMN] = 1
+    expected = torch.zeros(len(MINUS_INFINITY), 1, 16, dtype=torch.float64)
+    for row, keys in enumerate(MINUS_INFINITY):
+        for key in keys:
+            case.keys[int(case.block_table[row, key // 16]), key % 16, 0, COLUMN] = -torch.inf
+        if {*range(LONG - options.get("window", LONG), LONG)} - {*keys}:
+            alone = dataclasses.replace(case, block_table=case.block_table[row:], q=case.q[row:])
+            expected[row] = attended(alone, 0, options.get("window"))
+    arguments = case.decode if attention is paged_decode else case.ragged
+    error = 0.03 if "skip_threshold" in options else 2e-3
+    for function in (attention, twin_of(attention)):
+        torch.testing.assert_close(function(*arguments, **options).double().cpu(), expected, atol=error, rtol=2e-3)

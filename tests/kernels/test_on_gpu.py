@@ -14,7 +14,7 @@ from reference_impl.kernels import reference
 from tests.kernels.paged import check, make
 
 if torch.cuda.is_available():  # kernels: without Triton, or without a GPU, these tests are skipped
-    from reference_impl.kernels.launch import architecture, dependent_launches, prepare, tickets_of
+    from reference_impl.kernels.launch import prepare, tickets_of
     from reference_impl.kernels.paged_decode import paged_decode
     from reference_impl.kernels.rotate_and_write import rotate_and_write
 
@@ -55,25 +55,21 @@ def test_long_contexts_of_a_llama(options, block_size) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dependent", [False, True])
-def test_a_graph_of_paged_decode_follows_its_inputs(dependent: bool) -> None:
+def test_a_graph_of_paged_decode_follows_its_inputs() -> None:
     """Captured for contexts up to 65536, with two rows of padding, replayed with other lengths and blocks."""
-    if dependent and not architecture().has_dependent_launch:
-        pytest.skip("a GPU without dependent launches")
     prepare("cuda")
     case = make([(1, n) for n in LONG], 32, 8, 128, torch.bfloat16)
     q, keys, values, table, lens, _, scale = case.decode
     for stored in (keys, values):
         stored.nan_to_num_()  # of the replays some read further than the first contexts
     lens[2:4] = 0
-    with dependent_launches(dependent):
-        paged_decode(q, keys, values, table, lens, 65536, scale)  # compiled before the capture
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = q
-            for _ in range(3):  # a chain: each reads what the one before wrote
-                out = paged_decode(out, keys, values, table, lens, 65536, scale)
+    paged_decode(q, keys, values, table, lens, 65536, scale)  # compiled before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = q
+        for _ in range(3):  # a chain: each reads what the one before wrote
+            out = paged_decode(out, keys, values, table, lens, 65536, scale)
 
     def eager() -> torch.Tensor:
         found = q
@@ -92,10 +88,8 @@ def test_a_graph_of_paged_decode_follows_its_inputs(dependent: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_dependent_launches_change_no_bit_in_a_chain_that_overwrites_what_it_reads() -> None:
-    """Rotation writes the cache that the attention before it read, a hundred times over, at once and in a graph."""
-    if not architecture().has_dependent_launch:
-        pytest.skip("a GPU without dependent launches")
+def test_a_graph_changes_no_bit_in_a_chain_that_overwrites_what_it_reads() -> None:
+    """Rotation writes the cache that the attention before it read, a hundred times over, one by one and in a graph."""
     prepare("cuda")
     case = make([(1, n) for n in (40, 900, 2000)], 32, 8, 128, torch.bfloat16)
     q, keys, values, table, lens, longest, scale = case.decode
@@ -114,11 +108,10 @@ def test_dependent_launches_change_no_bit_in_a_chain_that_overwrites_what_it_rea
         return x
 
     expected = chain()
-    with dependent_launches():
-        assert torch.equal(chain(), expected)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = chain()
+    assert torch.equal(chain(), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain()
     for _ in range(3):
         graph.replay()
         assert torch.equal(out, expected)
