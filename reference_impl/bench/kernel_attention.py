@@ -11,21 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.bench.kernel_work import BLOCK_SIZE, Cast, Peer, Place, Work, bytes_of
+from reference_impl.bench.kernel_work import BLOCK_SIZE, UINT8, Cast, Peer, Place, Work, bytes_of, kernel
 from reference_impl.kernels import reference
-
-INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
 
 
 def prefill(place: Place, length: int, **options: Any) -> Work:
     """One prompt, causal. The check takes its first and its last queries."""
-    from reference_impl.kernels.flash_attention import flash_attention
-
     length, heads, kv_heads, head_dim = place.pick((length, 32, 8, 128), (70, 4, 2, 16))
     _, (k, v), (keys, values, table, lens) = _cache(place, 1, length, heads, kv_heads, head_dim)
     starts = torch.tensor([0, length], dtype=torch.int32, device=place.device)
     scale, n, window = head_dim**-0.5, min(64, length), options.get("window")
-    q = place.randn(length, heads, head_dim)
+    q, ours = place.randn(length, heads, head_dim), kernel("flash_attention")
 
     def expected(cast: Cast) -> Tensor:
         first = reference.attention_one_row(cast(q[:n]), cast(k[0, :n]), cast(v[0, :n]), scale, window)
@@ -34,7 +30,7 @@ def prefill(place: Place, length: int, **options: Any) -> Work:
 
     seen = length * (length + 1) / 2 if window is None else length * window - window * (window - 1) / 2
     return Work(
-        lambda: flash_attention(q, keys, values, table, starts, lens, scale, **options), expected,
+        lambda: ours(q, keys, values, table, starts, lens, scale, **options), expected,
         moved=2.0 * q.element_size() * (q.numel() + k.numel()), flops=4.0 * heads * head_dim * seen,
         part=lambda out: torch.cat((out[:n], out[-n:])),
         peers={} if window else _attention_peers(q[None], k, v, scale, causal=True),
@@ -44,23 +40,21 @@ def prefill(place: Place, length: int, **options: Any) -> Work:
 def decode(place: Place, rows: int, context: int, cache: torch.dtype | None = None) -> Work:
     """One query per row. cache: of 8 bits, with a scale per slot and head; uint8: of 4 bits. The check takes three of
     the rows."""
-    from reference_impl.kernels.paged_decode import paged_decode
-
     rows, context, heads, kv_heads, head_dim = place.pick((rows, context, 32, 8, 128), (min(rows, 3), 40, 4, 2, 16))
-    scales: dict[str, Any] = {}
+    scales, ours = dict[str, Any](), kernel("paged_decode")
     q, (k, v), (keys, values, table, lens) = _cache(place, rows, context, heads, kv_heads, head_dim)
     scale, some = head_dim**-0.5, torch.tensor(sorted({0, rows // 2, rows - 1}), device=place.device)
     peers = _attention_peers(q[:, None], k, v, scale, causal=False)
     if cache is not None:
         wide = (keys, values)  # torch's own attention reads no codes
         peers = {"SDPA flash": peers["SDPA flash"]}
-        peers["ours, 16-bit cache"] = Peer(lambda: lambda: paged_decode(q, *wide, table, lens, context, scale))
+        peers["ours, 16-bit cache"] = Peer(lambda: lambda: ours(q, *wide, table, lens, context, scale))
         (keys, scales["key_scale"]), (values, scales["value_scale"]) = (
             reference.to_four_bits(t) if cache is UINT8 else reference.to_eight_bits(t, cache) for t in wide
         )
     slot = keys.shape[-1] * keys.element_size() + 4 * (cache is not None)  # bytes of a head's key
     return Work(
-        lambda: paged_decode(q, keys, values, table, lens, context, scale, **scales),
+        lambda: ours(q, keys, values, table, lens, context, scale, **scales),
         lambda cast: reference.paged_decode(
             cast(q[some]), cast(keys), cast(values), table[some], lens[some], context, scale, **scales
         ),

@@ -13,24 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.bench import kernel_products as products
 from reference_impl.bench.kernel_attention import decode, prefill
-from reference_impl.bench.kernel_products import (
-    adapters,
-    before_residual,
-    between_norms,
-    dense,
-    eight_bits,
-    experts,
-    four_bits,
-    fp4,
-    fp8,
-    fp8_blocks,
-    int8_both,
-)
-from reference_impl.bench.kernel_work import BLOCK_SIZE, Case, Cast, Goal, Peer, Place, Work, as_is, bytes_of, double
+from reference_impl.bench.kernel_work import (
+    BLOCK_SIZE,
+    FP8,
+    INT8,
+    UINT8,
+    Case,
+    Cast,
+    Goal,
+    Peer,
+    Place,
+    Work,
+    as_is,
+    bytes_of,
+    double,
+    kernel,
+    twins,
+)  # fmt: skip
 from reference_impl.kernels import reference
 
-INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
+
+def _in_torch(name: str, *given: Any, module: str, moved: float) -> Work:
+    """The peer is the reference, also compiled."""
+    return twins(name, *given, module=module, moved=moved, peers=_torch(lambda: getattr(reference, name)(*given)))
 
 
 def _torch(function: Callable[[], Any]) -> dict[str, Peer]:
@@ -39,32 +46,21 @@ def _torch(function: Callable[[], Any]) -> dict[str, Peer]:
 
 
 def norm(place: Place, rows: int, size: int) -> Work:
-    from reference_impl.kernels.rms_norm import add_rms_norm
-
     rows, size = place.pick((rows, size), (5, 80))
     x, residual, weight = place.randn(rows, size), place.randn(rows, size), place.randn(size)
-    return Work(
-        lambda: add_rms_norm(x, residual, weight, 1e-6),
-        lambda c: reference.add_rms_norm(c(x), c(residual), c(weight), 1e-6),
-        moved=4 * bytes_of(x) + bytes_of(weight),
-        peers=_torch(lambda: reference.add_rms_norm(x, residual, weight, 1e-6)),
-    )
+    moved = 4 * bytes_of(x) + bytes_of(weight)
+    return _in_torch("add_rms_norm", x, residual, weight, 1e-6, module="rms_norm", moved=moved)
 
 
 def gate(place: Place, rows: int, size: int) -> Work:
-    from reference_impl.kernels.gates import silu_and_mul
-
     x = place.randn(*place.pick((rows, 2 * size), (5, 144)))
-    peers = _torch(lambda: reference.silu_and_mul(x))
-    return Work(lambda: silu_and_mul(x), lambda c: reference.silu_and_mul(c(x)), 1.5 * bytes_of(x), peers=peers)
+    return _in_torch("silu_and_mul", x, module="gates", moved=1.5 * bytes_of(x))
 
 
 def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
     """The result of both is compared decoded: codes times scale."""
-    from reference_impl.kernels.gates_fp8 import silu_and_mul_fp8
-
     rows, size = place.pick((rows, size), (5, 72))
-    x = place.randn(rows, 2 * size)
+    x, ours = place.randn(rows, 2 * size), kernel("silu_and_mul_fp8", "gates_fp8")
 
     def decoded(found: tuple[Tensor, Tensor]) -> Tensor:
         return found[0].float() * found[1][:, None]
@@ -73,13 +69,11 @@ def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
         return reference.silu_and_mul(c(x)) if c is double else decoded(reference.silu_and_mul_fp8(x))
 
     moved, peers = bytes_of(x) + rows * size + 4 * rows, _torch(lambda: reference.silu_and_mul_fp8(x))
-    return Work(lambda: silu_and_mul_fp8(x), expected, moved, part=decoded, peers=peers)
+    return Work(lambda: ours(x), expected, moved, part=decoded, peers=peers)
 
 
 def rotary(place: Place, tokens: int) -> Work:
     """rotate_and_write with QK-norm, as in Qwen3; the check compares q and the contents of the cache."""
-    from reference_impl.kernels.rotate_and_write import rotate_and_write
-
     tokens, heads, kv_heads, head_dim = place.pick((tokens, 32, 8, 128), (7, 4, 2, 16))
     blocks, device = -(-tokens // BLOCK_SIZE) + 1, place.device
     q, k, v = place.randn(tokens, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)
@@ -90,6 +84,7 @@ def rotary(place: Place, tokens: int) -> Work:
     positions, slots = torch.arange(tokens, device=device), torch.randperm(blocks * BLOCK_SIZE, device=device)[:tokens]
     cache = torch.zeros(2, blocks, BLOCK_SIZE, kv_heads, head_dim, dtype=place.dtype, device=device)
     other, q_norm, k_norm = torch.zeros_like(cache), place.randn(head_dim), place.randn(head_dim)
+    ours = kernel("rotate_and_write")
 
     def by(kernel: Callable[..., Tensor], own: Tensor, c: Cast = as_is) -> tuple[Tensor, Tensor]:
         read = (c(q), c(k), c(v), positions, c(cos), c(sin))
@@ -104,24 +99,20 @@ def rotary(place: Place, tokens: int) -> Work:
         return rotated_q, other
 
     return Work(
-        lambda: by(rotate_and_write, cache), lambda c: by(reference.rotate_and_write, torch.zeros_like(c(cache)), c),
+        lambda: by(ours, cache), lambda c: by(reference.rotate_and_write, torch.zeros_like(c(cache)), c),
         moved=2 * bytes_of(q, k, v) + bytes_of(cos, sin), peers=_torch(separate),
     )  # fmt: skip
 
 
 def sampling(place: Place, rows: int, vocab_size: int, top_k: int = 0, top_p: float = 1.0) -> Work:
     """Every row drawn at temperature 0.8. The reference kernel sorts; the kernel chooses exactly its tokens."""
-    from reference_impl.kernels.sample_tokens import sample_tokens
-
     rows, vocab_size = place.pick((rows, vocab_size), (3, 300))
     logits, number = place.randn(rows, vocab_size, scale=3.0), torch.arange(rows, device=place.device)
     ones, zeros = torch.ones(rows, device=place.device), torch.zeros_like(number)
     given = 0.8 * ones, zeros + top_k, top_p * ones, 0 * ones, number * 7919, zeros, number + 100
-    expected = lambda: reference.sample_tokens(logits, *given)  # noqa: E731
-    return Work(
-        lambda: sample_tokens(logits, *given), lambda c: expected(), bytes_of(logits), cold=True,
-        peers={"torch, with a sort": Peer(lambda: expected)},
-    )  # fmt: skip
+    ours, expected = kernel("sample_tokens"), lambda: reference.sample_tokens(logits, *given)
+    peers = {"torch, with a sort": Peer(lambda: expected)}
+    return Work(lambda: ours(logits, *given), lambda c: expected(), bytes_of(logits), cold=True, peers=peers)
 
 
 def _linear(
@@ -140,11 +131,11 @@ CASES = [
     Case("add_rms_norm [16384, 4096]", lambda p: norm(p, 16384, 4096), BY_TRAFFIC),
     Case("silu_and_mul [8192, 2 x 14336]", lambda p: gate(p, 8192, 14336), BY_TRAFFIC),
     Case("rotate_and_write, 16384 tokens", lambda p: rotary(p, 16384), BY_TRAFFIC),
-    _linear("w4a16", four_bits, 1, 3.0),
-    _linear("w4a16", four_bits, 16, 3.0),
-    _linear("fp8", fp8, 16, 1.7),
-    _linear("fp8", fp8, 64, 1.7),
-    Case("8 experts, 8k tokens", lambda p: experts(p, 8192, 8, 4096, 14336), Goal(550, "TFLOP/s")),
+    _linear("w4a16", products.four_bits, 1, 3.0),
+    _linear("w4a16", products.four_bits, 16, 3.0),
+    _linear("fp8", products.fp8, 16, 1.7),
+    _linear("fp8", products.fp8, 64, 1.7),
+    Case("8 experts, 8k tokens", lambda p: products.experts(p, 8192, 8, 4096, 14336), Goal(550, "TFLOP/s")),
     Case("silu_and_mul to fp8 [8192, 2 x 14336]", lambda p: gate_to_fp8(p, 8192, 14336)),
     Case("decode, B 64, context 4k, fp8 cache", lambda p: decode(p, 64, 4096, FP8)),
     Case("decode, B 64, context 4k, int8 cache", lambda p: decode(p, 64, 4096, INT8)),
@@ -154,16 +145,16 @@ CASES = [
     Case("prefill 16k, causal", lambda p: prefill(p, 16384), Goal(460, "TFLOP/s")),
     Case("prefill 1k, causal", lambda p: prefill(p, 1024)),
     Case("prefill 16k, window 4096", lambda p: prefill(p, 16384, window=p.pick(4096, 20))),
-    _linear("w8a16", eight_bits, 16),
-    _linear("w8a8 int8", int8_both, 16),
-    _linear("fp8 by block", fp8_blocks, 16),
-    _linear("nvfp4 emulated", fp4, 16),
-    _linear("gemm", dense, 16),
-    _linear("norm, gate and up, gate", between_norms, 1),
-    _linear("norm, gate and up, gate", between_norms, 64),
-    _linear("w4a16 and residual", before_residual, 1, k=14336, n=4096),
-    _linear("gemm", dense, 8192),
-    _linear("fp8", fp8, 8192),
-    Case("128 experts, 1k tokens", lambda p: experts(p, 1024, 128, 2048, 768)),
-    Case("LoRA, 64 tokens, 8 adapters, rank 16", lambda p: adapters(p, 64, 8, 16, 4096)),
+    _linear("w8a16", products.eight_bits, 16),
+    _linear("w8a8 int8", products.int8_both, 16),
+    _linear("fp8 by block", products.fp8_blocks, 16),
+    _linear("nvfp4 emulated", products.fp4, 16),
+    _linear("gemm", products.dense, 16),
+    _linear("norm, gate and up, gate", products.between_norms, 1),
+    _linear("norm, gate and up, gate", products.between_norms, 64),
+    _linear("w4a16 and residual", products.before_residual, 1, k=14336, n=4096),
+    _linear("gemm", products.dense, 8192),
+    _linear("fp8", products.fp8, 8192),
+    Case("128 experts, 1k tokens", lambda p: products.experts(p, 1024, 128, 2048, 768)),
+    Case("LoRA, 64 tokens, 8 adapters, rank 16", lambda p: products.adapters(p, 64, 8, 16, 4096)),
 ]

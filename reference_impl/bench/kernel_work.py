@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.kernels import reference
+
 Cast = Callable[[Any], Any]
 BLOCK_SIZE = 16
+INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ def as_is(value: Any) -> Any:
 
 
 def double(value: Any) -> Any:
-    """float64; codes of 8 bits and whole numbers stay."""
+    """float64, also in place of a dtype; codes of 8 bits and whole numbers stay."""
+    if isinstance(value, torch.dtype):
+        return torch.float64
     is_float = isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1
     return value.double() if is_float else value
 
@@ -96,6 +102,21 @@ def wrong(work: Work, found: Any) -> str | None:
     error, allowed = (part.double() - exact).abs().max(), 2 * (plain.double() - exact).abs().max()
     allowed += 2 * torch.finfo(plain.dtype).eps * exact.abs().max()
     return None if bool(error <= allowed) else f"has an error of {float(error):.3g}, allowed {float(allowed):.3g}"
+
+
+def kernel(name: str, module: str = "") -> Any:
+    """A kernel's host function, imported when a case is made: by then it is settled whether kernels are interpreted."""
+    return getattr(importlib.import_module(f"reference_impl.kernels.{module or name}"), name)
+
+
+def twins(name: str, *given: Any, module: str = "", options: dict[str, Any] | None = None, **fields: Any) -> Work:
+    """A kernel and the reference of the same name, given the same. fields: the others of `Work`."""
+    ours, theirs, named = kernel(name, module), getattr(reference, name), options or {}
+    return Work(
+        lambda: ours(*given, **named),
+        lambda cast: theirs(*map(cast, given), **{key: cast(value) for key, value in named.items()}),
+        **fields,
+    )
 
 
 def bytes_of(*tensors: Tensor) -> float:
