@@ -29,9 +29,6 @@ from tests.labs.turns import SOURCES, due, this_commit
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
-NO_VALUES_YET = {  # labs whose options have no mutants of their own: only shrinks
-}
-WITH_VALUES = [source for source in SOURCES if source.parent.name not in NO_VALUES_YET]
 
 
 read_once = functools.cache(jupytext.reads)
@@ -153,7 +150,7 @@ def _mutants(source: Path) -> Path:
     return Path(__file__).parent / source.parent.name
 
 
-@pytest.mark.parametrize("source", WITH_VALUES, ids=lambda path: path.parent.name)
+@EACH_LAB
 def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: Path) -> None:
     """A check that reads an option's answer and looks at its form alone pays for any number in it."""
     found = wrong_values(_mutants(source))
@@ -165,20 +162,14 @@ def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: P
         assert {check for mutant in mutants for check in mutant.fails} <= set(options[key].fails)
 
 
-def test_labs_whose_options_have_no_mutants_are_named() -> None:
-    without = {source.parent.name for source in SOURCES if not (_mutants(source) / WRONG_VALUES).is_file()}
-    assert without == NO_VALUES_YET
-
-
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("source", [source for source in due() if source in WITH_VALUES],
-                         ids=lambda path: path.parent.name)  # fmt: skip
+@pytest.mark.parametrize("source", due(), ids=lambda path: path.parent.name)
 def test_a_wrong_value_of_a_drawn_option_fails_its_checks(source: Path, warm: Warm) -> None:
     _prove(warm, str(source), str(_mutants(source)), "--values", "--sample", this_commit())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
-@pytest.mark.parametrize("source", WITH_VALUES, ids=lambda path: path.parent.name)
+@EACH_LAB
 def test_a_wrong_value_of_any_option_fails_its_checks(source: Path, warm: Warm) -> None:
     _prove(warm, str(source), str(_mutants(source)), "--values")
