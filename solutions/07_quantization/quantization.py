@@ -171,7 +171,7 @@ def check_close(what, seen, expected, limit, names=("row", "column")):
     print(f"{what}: off by {off:.1e}")
     if off >= limit:
         worst = (seen.double() - expected.double()).abs().nan_to_num(nan=math.inf)
-        at = torch.unravel_index(worst.argmax(), worst.shape)
+        at = np.unravel_index(int(worst.argmax()), tuple(worst.shape))  # the one of torch imports its compiler first
         place = ", ".join(f"{name} {int(i)}" for name, i in zip(names, at, strict=False))
         raise AssertionError(
             f"{what}: off by {off:.2g} of the largest number, most at {place}: "
@@ -260,7 +260,7 @@ def check_quantized(weight, group_size, bits, seen=None):
         )
     quotients = weight.double() / steps.repeat_interleave(group_size, 1)[:, : weight.shape[1]]
     off = (quotients - codes).abs()
-    row, column = (int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+    row, column = divmod(int(off.argmax()), off.shape[1])
     print(f"{what}: codes are within {float(off.max()):.4f} of the quotients")
     assert float(off[row, column]) < 0.5001, (
         f"{what}: the weight in row {row}, column {column} is {float(quotients[row, column]):.4f} steps; saw code "
@@ -1241,7 +1241,7 @@ def check_cached(k, v, bits):
         largest = one.double().abs().amax(2)
         expected = torch.where(largest == 0, 1.0, largest / reach)
         off = ((steps.double() - expected).abs() / expected).nan_to_num(nan=math.inf)
-        token, head = (int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+        token, head = divmod(int(off.argmax()), off.shape[1])
         print(f"{what}: scales of {name} are off by {float(off.max()):.1e}")
         assert float(off.max()) < 1e-6, (
             f"{what}: {name} of token {token}, head {head} has the largest magnitude {float(largest[token, head]):.6g}, its "
