@@ -295,11 +295,11 @@ def _poison(engine: Engine, cache: Any, attention: Any) -> None:
         spoil(cache.blocks, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0])
         if engine.num_host_blocks:
             pool = engine.kv.host.pool
-            spoil(cache.host, [b for b in range(engine.num_host_blocks) if pool.ref_count(b) == 0])
+            spoil(cache.host.host, [b for b in range(engine.num_host_blocks) if pool.ref_count(b) == 0])
 
     spoil(cache.blocks, list(range(engine.num_blocks)))
     if engine.num_host_blocks:
-        spoil(cache.host, list(range(engine.num_host_blocks)))
+        spoil(cache.host.host, list(range(engine.num_host_blocks)))
     before_writing(cache, attention, poison)
 
 

@@ -53,7 +53,7 @@ def test_both_caches_are_paid_for(target, random_model) -> None:
     assert plain_engine.num_host_blocks > engine.num_host_blocks == 2**19 // each
     for cache in caches:
         assert cache.data.shape[2] == engine.num_blocks
-        assert cache.host[0].shape[0] == engine.num_host_blocks
+        assert cache.host.host[0].shape[0] == engine.num_host_blocks
 
 
 IN_THE_OTHER_PROCESS = """
