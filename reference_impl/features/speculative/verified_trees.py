@@ -5,8 +5,8 @@
     kept        the path down the tree whose nodes are each what was chosen at their parent
     then        tokens, keys and values of this path move to where its positions belong
 
-The source says which tree each row has, and what its nodes are: a feature head (`tree_head_source.py`), or the model
-itself (`lookahead_source.py`).
+The source says which tree each row has, and what its nodes are: a feature head (`head_source.py`), or the model itself
+(`lookahead_source.py`).
 """
 
 from __future__ import annotations
