@@ -1,4 +1,4 @@
-# fault: hidden scores are -1e9.
+# fault: hidden scores of a batch are -1e9.
 # fails: check_batch_rows
 
 # %% nbgrader={"grade_id": "attend_batch"}

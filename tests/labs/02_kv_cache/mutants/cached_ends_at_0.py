@@ -1,4 +1,4 @@
-# fault: token 0 ends the text.
+# fault: with a cache, token 0 ends the text.
 # fails: check_cached_tokens, check_cached_work, check_chunks
 
 # %% nbgrader={"grade_id": "generate_cached"}

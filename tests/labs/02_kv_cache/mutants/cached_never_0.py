@@ -1,4 +1,4 @@
-# fault: token 0 is padding, and is never chosen.
+# fault: with a cache, token 0 is padding, and is never chosen.
 # fails: check_cached_tokens, check_chunks
 
 # %% nbgrader={"grade_id": "generate_cached"}

@@ -49,6 +49,7 @@ def merge_splits(means, lse):
         both = torch.logaddexp(whole, part)
         here = (part > -math.inf).T
         old, new = (torch.exp(x - both).T[..., None] for x in (whole, part))
+        old, new = old / (old + new), new / (old + new)  # far below 0 `both` is rounded by more than a logarithm
         o[here] = o[here] * old.expand_as(o)[here] + mean[here] * new.expand_as(o)[here]
         whole = both
     return o, whole

@@ -1,4 +1,4 @@
-# fault: the clock begins again after 1000 calls.
+# fault: the tree's clock begins again after 1000 calls.
 # fails: check_radix_lru
 
 # %% nbgrader={"grade_id": "RadixIndex"}
