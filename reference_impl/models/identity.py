@@ -123,8 +123,10 @@ def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
         assert isinstance(layer, DecoderLayer)
         yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.norms().items())
         if layer.config.experts is not None:
-            mlp: Any = layer.mlp  # a MixtureOfExperts
-            yield from ((f"{layer.index} {name}", tensor) for name, tensor in mlp.tensors().items())
+            from reference_impl.models.moe import MixtureOfExperts
+
+            if isinstance(layer.mlp, MixtureOfExperts):
+                yield from ((f"{layer.index} {name}", tensor) for name, tensor in layer.mlp.tensors().items())
 
 
 def _bytes(tensor: Tensor) -> Any:

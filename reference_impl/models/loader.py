@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -140,8 +139,11 @@ def layer_destinations(layer: DecoderLayer) -> dict[str, Destination]:
         if isinstance(linear, Linear):
             table |= _parts(linear)
     if layer.config.experts is not None:
-        mlp: Any = layer.mlp  # a MixtureOfExperts
-        table |= {f"{mlp.prefix}{name}.weight": _whole(weight) for name, weight in mlp.tensors().items()}
+        from reference_impl.models.moe import MixtureOfExperts
+
+        if isinstance(layer.mlp, MixtureOfExperts):  # some layers of some models have none
+            prefix = layer.mlp.prefix
+            table |= {f"{prefix}{name}.weight": _whole(weight) for name, weight in layer.mlp.tensors().items()}
     return table
 
 
