@@ -739,7 +739,7 @@ class PromptsFirst(OrcaBatching):
     def schedule(self, now):
         entered = self._let_in()
         prompts = [r for r in self.running if r.num_missing_tokens > 1]
-        return self._plan([self._row(r) for r in prompts[:1] or self.running], entered)
+        return self._plan([self.row_of(r) for r in prompts[:1] or self.running], entered)
 
 
 # %% [markdown] name="errata-alternate-text"

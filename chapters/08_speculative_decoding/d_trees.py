@@ -480,7 +480,8 @@ for method, drafts in (("ngram", {"num_drafts": 4}), ("lookahead", {})):
     request = one.engine.add(beginning, replace(GREEDY, max_tokens=48))
     while one.engine.has_work():
         before = list(request.tokens)
-        pool = one.engine.executor.lookahead.pool.flatten(0, 1).tolist() if method == "lookahead" else []
+        source = one.engine.executor.drafting.source  # of the drafts
+        pool = source.lookahead.pool.flatten(0, 1).tolist() if method == "lookahead" else []
         one.engine.step()
         kept = request.tokens[len(before) : -1]  # without the target's own token
         useful += [gram for gram in pool if kept and gram[0] == before[-1] and gram[1:][: len(kept)] == kept]
