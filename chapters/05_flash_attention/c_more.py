@@ -1014,9 +1014,10 @@ show(fig, f"Timeline of both units of an SM of the {GPU}, head_dim {HEAD_DIM}. E
 # ## 7. What the cheat sheets get wrong
 #
 # **"Shared memory is programmed, the L2 cache is not: it does what it does."** The hardware fills it, and a programmer
-# steers it in three ways. *Hints* on a load say what to drop first or to keep; a compiler may lose them (Triton 3.7.1
-# does where it sends the loads of a product ahead: look for `evict_first` in the PTX). A *persisting window* reserves a
-# part of the L2 for a range of addresses (CUDA, since Ampere). And the *order of programs* decides who shares what.
+# steers it in three ways. *Hints* on a load say what to drop first or to keep; a compiler may lose them (the pinned
+# Triton does where it sends the loads of a product ahead: look for `evict_first` in the PTX). A *persisting window*
+# reserves a part of the L2 for a range of addresses (CUDA, since Ampere). And the *order of programs* decides who
+# shares what.
 # Count that one: a product of 8,192 × 8,192 matrices, tiles of 128 × 128, one program on each SM. Programs that run
 # together read the same slices at about the same time, so a wave fetches each row panel and each column panel once.
 
