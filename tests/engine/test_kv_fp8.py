@@ -30,7 +30,7 @@ def cache(kv_dtype: str, num_blocks: int = 4, num_host_blocks: int = 2) -> Any:
     for tensor, times in ((made.data, 1), (made.scale, 10)):
         by_block = tensor.movedim(2, -1)  # as its last dimension
         by_block.copy_((times * numbers).expand(by_block.shape))
-    for tensor, times in zip(made.host, (1, 10), strict=True):
+    for tensor, times in zip(made.host.host, (1, 10), strict=True):
         by_block = tensor.movedim(0, -1)
         by_block.copy_((times * host).expand(by_block.shape))
     return made
@@ -50,7 +50,7 @@ def test_scales_are_copied_and_swapped_with_their_blocks(kv_dtype) -> None:
     assert blocks(c.data.float(), 2)[:3] == [0, 0, 1]
     assert blocks(c.data.view(torch.uint8), 2)[3] == 101, "as it lay in the host's memory, byte for byte"
     assert blocks(c.scale, 2) == [0, 0, 10, 1010]
-    codes, scale = c.host
+    codes, scale = c.host.host
     assert codes[0].view(c.data.dtype).float().unique().tolist() == [2.0]
     assert blocks(scale, 0) == [20, 1010]
 
@@ -61,13 +61,13 @@ def test_the_price_of_a_block_counts_its_scales() -> None:
     assert spec.bytes_per_token == 2 * 3 * 2 * (4 + 4)
     c: Any = kv_cache([spec], 7, torch.float32, CPU, 2, "fp8")
     assert c.data.nbytes + c.scale.nbytes == 7 * spec.bytes_per_block
-    assert sum(host.nbytes for host in c.host) == 2 * spec.bytes_per_block
+    assert sum(host.nbytes for host in c.host.host) == 2 * spec.bytes_per_block
     assert config.kv_dtype == "fp8"
     four = KVSpec(3, 2, 4, 5, bits_per_value=4, bits_per_scale=16, bits_per_zero_point=16)
     assert four.bytes_per_token == 2 * 3 * 2 * (2 + 4)
     c = kv_cache([four], 7, torch.float32, CPU, 2, "int4")
     assert c.data.nbytes + c.scale.nbytes == 7 * four.bytes_per_block
-    assert sum(host.nbytes for host in c.host) == 2 * four.bytes_per_block
+    assert sum(host.nbytes for host in c.host.host) == 2 * four.bytes_per_block
 
 
 def test_a_cache_of_four_bits_says_what_it_cannot_be_of() -> None:
@@ -113,7 +113,7 @@ def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
         store.scale[:, :, free] = torch.nan
         if engine.num_host_blocks:
             free = [b for b in range(engine.num_host_blocks) if engine.kv.host.pool.ref_count(b) == 0]
-            codes, scale = store.host
+            codes, scale = store.host.host
             codes[free] = 0x7F
             scale[free] = torch.nan
 
