@@ -1368,7 +1368,7 @@ def your_matrix(name, weight, group_size, bits=4):
     seen = dequantize(codes.clone(), to_yours(steps.clone()), group_size)
     expected = stands_for(codes, steps, group_size)
     check_close(f"{name}: dequantize", seen, expected, 1e-6)
-    return expected.float(), packed, steps
+    return expected.float(), packed, steps.contiguous()  # the kernel goes by addresses
 
 
 def quality(model, num_windows=3):
