@@ -51,7 +51,7 @@ class StepPart:
         return False
 
     def waits(self, run: Any) -> bool:
-        """Whether sampling has to wait; then somebody calls `StepRun.end` again."""
+        """Whether sampling has to wait, until `StepRun.end` is called again."""
         return False
 
     def move_scores(self, run: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -29,17 +29,6 @@ class StepSource:
     def lay_out(self, run: StepRun, rows: Sequence[StepRow]) -> None:
         """Adds the arrays that a chain is drafted by. rows: as of `DraftPart`."""
 
-    def trees(self, run: StepRun, drafted: Sequence[StepRow]) -> Sequence[Tree]:
-        """Of each of the R rows with drafts, in the order of the batch, a tree of as many nodes as these are. drafted
-        [R]: they, as they begin on the host."""
-        raise NotImplementedError
-
-    def tree_arrays(
-        self, run: StepRun, step_rows: Sequence[StepRow], drafted: Sequence[StepRow], rows: Rows, places: Places
-    ) -> Arrays:
-        """What a tree is drafted by. step_rows: as of `DraftPart.rows`; drafted: as of `trees`."""
-        raise NotImplementedError
-
     def draft(self, run: StepRun) -> Tensor | None:
         """Puts the D drafts, [D] int64, into run.tensors as draft.tokens. Returns what those that are verified by
         rejection were drawn from; None: they were not drawn, or there are none."""
@@ -47,13 +36,29 @@ class StepSource:
 
     def after_model(self, run: StepRun) -> None: ...
 
-    def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
-        """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""
-
     def taken(self, run: StepRun, accepted: Tensor | None) -> None:
         """accepted [R]: as of `DraftPart`; None: no row has drafts."""
 
     def ended(self, run: StepRun) -> None: ...
+
+
+class DraftsTrees(Protocol):
+    """What a `StepSource` has besides, whose drafts are trees."""
+
+    def trees(self, run: StepRun, drafted: Sequence[StepRow]) -> Sequence[Tree]:
+        """Of each of the R rows with drafts, in the order of the batch, a tree of as many nodes as these are. drafted
+        [R]: they, as they begin on the host."""
+        ...
+
+    def tree_arrays(
+        self, run: StepRun, step_rows: Sequence[StepRow], drafted: Sequence[StepRow], rows: Rows, places: Places
+    ) -> Arrays:
+        """What a tree is drafted by. step_rows: as of `DraftPart.rows`; drafted: as of `trees`."""
+        ...
+
+    def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
+        """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""
+        ...
 
 
 class Source:
@@ -66,7 +71,8 @@ class Source:
     graphs: PassGraphs | None = None  # of their passes, where they are replayed
 
     def of(self, run: StepRun) -> StepSource:
-        raise NotImplementedError
+        """Who makes those of this step."""
+        return StepSource()
 
     def is_needed(self, run: StepRun) -> bool:
         """By a step without drafts."""
@@ -82,9 +88,6 @@ class Source:
 
 class NamedDrafts(Source):
     """They come with the steps."""
-
-    def of(self, run: StepRun) -> StepSource:
-        return StepSource()
 
 
 class Proposed(Source):
