@@ -10,7 +10,7 @@ import pytest
 
 from grader.labs.percent_file import percent_lab
 from grader.proofs.proof import cases
-from tests.labs.turns import SOURCES, due, this_commit, was_tried
+from tests.labs.turns import SOURCES, draw_of, due, was_tried
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
@@ -29,12 +29,12 @@ def prove(warm: Warm, source: Path, *arguments: str) -> None:
 def test_the_reference_and_a_drawn_mutant_do_the_same_with_other_secrets(
     source: Path, warm: Warm, say: Callable[[str], None]
 ) -> None:
-    """One mutant, drawn by the commit, of a lab that was tried in full before; of another one is not known to hold."""
+    """One drawn mutant of a lab that was tried in full before; of another one is not known to hold."""
     if not was_tried("tests/labs/test_chance.py", source):
         say(f"{source.parent.name}: never tried in full with other secrets; make test-all does")
         return
     found = sorted(case.name for case in cases(percent_lab(source), Path(__file__).parent / source.parent.name))
-    drawn = found[int(this_commit()[:8], 16) % len(found)]
+    drawn = found[int(draw_of(source)[:8], 16) % len(found)]
     prove(warm, source, "--only", ",".join({"reference", drawn} - {"stub"}))
 
 

@@ -11,7 +11,7 @@ import pytest
 from grader.labs.lab import load_lab
 from grader.proofs.mechanical import SURVIVORS, harmless
 from grader.proofs.mutator import mutants
-from tests.labs.turns import SOURCES, due, this_commit
+from tests.labs.turns import SOURCES, draw_of, due
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
@@ -43,7 +43,7 @@ def test_every_lab_lists_the_mutants_that_do_no_harm(source: Path) -> None:
 def test_of_a_sample_of_mutants_none_passes_that_does_harm(
     source: Path, warm: Warm, say: Callable[[str], None]
 ) -> None:
-    seed = this_commit()
+    seed = draw_of(source)
     say(f"{source.parent.name}: {SAMPLE} mechanical mutants, drawn by {seed[:12]}")
     prove(warm, source, "--sample", str(SAMPLE), "--seed", seed)
 
