@@ -18,7 +18,7 @@ from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.assembly.speculation import lookahead_of, tree_of
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.beams.planning import ForkingPlanner
-from reference_impl.features.grammars.guesses import ShowsGuesses
+from reference_impl.features.grammars.drafts import ShowsGuesses
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,

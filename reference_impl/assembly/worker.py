@@ -36,7 +36,7 @@ from reference_impl.interfaces import (
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 if TYPE_CHECKING:
-    from reference_impl.features.grammars.guesses import AskMasks, Guessed
+    from reference_impl.features.grammars.drafts import AskMasks, Guessed
     from reference_impl.features.graphs.graphs import Recorder
     from reference_impl.features.speculative.draft_graphs import PassGraphs
     from reference_impl.features.speculative.growth import Growth

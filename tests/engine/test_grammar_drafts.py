@@ -17,7 +17,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
-from reference_impl.features.grammars.guesses import allowed_guesses
+from reference_impl.features.grammars.drafts import allowed_guesses
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import HostOracle, check_references, some

@@ -18,7 +18,7 @@ from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.conftest import check_references, some
 from tests.engine.test_drafts import kept_of
 from tests.engine.test_grammar_drafts import VOCAB, Some
-from tests.engine.test_grammar_guesses import OPTIONS, Third, parts_of
+from tests.engine.test_grammar_worker_drafts import OPTIONS, Third, parts_of
 
 GRAMMARS = {"none": None, "some": Some(), "third": Third()}
 PARAMS: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ def guessing(target: Any, layer: Any, kind: str, late_engine: Callable, options:
     return engine
 
 
-# Schedules of one's own, with all kinds: test_grammar_guesses.py.
+# Schedules of one's own, with all kinds: test_grammar_worker_drafts.py.
 @pytest.mark.parametrize(
     "kind",
     some(

@@ -1,7 +1,7 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
 step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
-row, as far as the grammar allows them: each of its positions has a mask of its own (`guesses.py`).
+row, as far as the grammar allows them: each of its positions has a mask of its own (`drafts.py`).
 
 Source: XGrammar (Dong et al. 2024) masks logits so.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from reference_impl.core.engine import Engine
 from reference_impl.core.engine_feature import EngineFeature, Flight
-from reference_impl.features.grammars.guesses import Guessed, GuessesLater, StepMasks, are_bound, shown_guesses
+from reference_impl.features.grammars.drafts import Guessed, GuessesLater, StepMasks, are_bound, shown_guesses
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
-from reference_impl.features.grammars.guesses import AskMasks, Guessed, ShowsGuesses
+from reference_impl.features.grammars.drafts import AskMasks, Guessed, ShowsGuesses
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
 PROTOCOL = 7  # version of the messages; raised when one changes its meaning
@@ -128,7 +128,7 @@ class WorkerProcess:
             raise self._gone(ticket) from None
 
     def guesses(self, ticket: int, ask: AskMasks) -> Sequence[Guessed]:
-        """As of `guesses.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+        """As of `drafts.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
         if list(self._in_flight) != [ticket]:
             raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
         message: Any = ticket

@@ -16,7 +16,7 @@ has gone on, the position stays wrong for the other one, whose guesses are worse
 A guess for a request with a seed is drawn as the target's token will be, with the position's own random number: where
 the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own, and
 what it was drawn from is kept for `rejection.py`. Of a request with penalties or biases the draft's logits are moved as
-the target's are (`guess_scores.py`).
+the target's are (`draft_scores.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
-from reference_impl.features.speculative.guess_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import GuessScores
 from reference_impl.features.speculative.rejection import GUESS, filtered
 from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 

@@ -12,7 +12,7 @@ from reference_impl.core.batch import lay_out
 from reference_impl.core.staging import mark, to_device, to_host
 from reference_impl.core.worker import StepRun
 from reference_impl.core.worker_feature import StepPart
-from reference_impl.features.grammars.guesses import AskMasks, Guessed, GuessesLater
+from reference_impl.features.grammars.drafts import AskMasks, Guessed, GuessesLater
 from reference_impl.features.speculative.chain import Chain
 from reference_impl.features.speculative.drafts import put_drafts
 from reference_impl.features.speculative.sources import NamedDrafts
@@ -120,7 +120,7 @@ def starts_of(run: StepRun) -> list[int]:
 
 
 def shown_drafts(run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
-    """As of `grammars.guesses.ShowsGuesses`."""
+    """As of `grammars.drafts.ShowsGuesses`."""
     found = [Guessed()] * len(run.step.rows)
     for part in run.parts:
         if not isinstance(part, DraftPart):

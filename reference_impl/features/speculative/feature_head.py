@@ -47,7 +47,7 @@ from reference_impl.features.speculative.draft_model import (
     slots_of,
     with_drawn,
 )
-from reference_impl.features.speculative.guess_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import GuessScores
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
 from reference_impl.models.quantization.head import StoredHead
 

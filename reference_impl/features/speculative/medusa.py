@@ -30,7 +30,7 @@ from reference_impl.core.linear import Linear
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.features.speculative.draft_model import Replay, by_pass, slots_of, with_drawn
-from reference_impl.features.speculative.guess_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import GuessScores
 from reference_impl.interfaces import StepRow
 
 

@@ -20,14 +20,14 @@ from reference_impl.features.graphs.graphs import Recorder
 from reference_impl.features.graphs.worker import GraphWorker
 from reference_impl.features.speculative.draft_graphs import PassGraphs, decoder_of_passes
 from reference_impl.features.speculative.draft_model import DraftModel, arrays_of
-from reference_impl.features.speculative.drafts import take_drafts
-from reference_impl.features.speculative.feature_head import FeatureDraft
-from reference_impl.features.speculative.guess_scores import (
+from reference_impl.features.speculative.draft_scores import (
     GuessScores,
     moved_as_the_targets,
     not_numbers,
     texts_before,
 )
+from reference_impl.features.speculative.drafts import take_drafts
+from reference_impl.features.speculative.feature_head import FeatureDraft
 from reference_impl.features.speculative.medusa import MedusaDraft, one_by_one
 from reference_impl.features.speculative.rejection import places
 from reference_impl.features.speculative.sources import Source, StepSource
@@ -107,7 +107,7 @@ class ModelStep(StepSource):
         return q
 
     def scores_for(self, run: StepRun) -> GuessScores:
-        """What drafts are drawn from: see guess_scores.py. ValueError for logits of another shape, of a model that is
+        """What drafts are drawn from: see draft_scores.py. ValueError for logits of another shape, of a model that is
         not what its config says."""
 
         def scores(logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:

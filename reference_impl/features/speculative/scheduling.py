@@ -14,7 +14,7 @@ import operator
 from typing import Any
 
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
-from reference_impl.features.grammars.guesses import allowed_guesses
+from reference_impl.features.grammars.drafts import allowed_guesses
 from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState, StepPlan
 
 

@@ -12,7 +12,7 @@ from reference_impl.core.worker import StepRun
 from reference_impl.interfaces import Opened, Proposer, Step, StepRow, Transfers
 
 if TYPE_CHECKING:
-    from reference_impl.features.grammars.guesses import AskMasks
+    from reference_impl.features.grammars.drafts import AskMasks
     from reference_impl.features.graphs.graphs import Recorder
     from reference_impl.features.graphs.worker import GraphWorker
     from reference_impl.features.speculative.draft_graphs import PassGraphs

@@ -31,9 +31,9 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.speculative.draft_model import ReplayNodes
+from reference_impl.features.speculative.draft_scores import GuessScores
 from reference_impl.features.speculative.feature_head import FeatureDraft
 from reference_impl.features.speculative.growth import Growth
-from reference_impl.features.speculative.guess_scores import GuessScores
 from reference_impl.features.speculative.tree import ROOT, Tree
 from reference_impl.features.speculative.tree_head import of_nodes
 from reference_impl.interfaces import StepRow

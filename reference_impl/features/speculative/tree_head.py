@@ -29,8 +29,8 @@ from reference_impl.core.staging import Arrays
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.speculative.candidates import drawn_without_replacement
 from reference_impl.features.speculative.draft_model import PREFIX, ReplayNodes, by_pass
+from reference_impl.features.speculative.draft_scores import GuessScores
 from reference_impl.features.speculative.feature_head import FeatureDraft
-from reference_impl.features.speculative.guess_scores import GuessScores
 from reference_impl.features.speculative.rejection import GUESS, filtered
 from reference_impl.features.speculative.tree import ROOT, Tree
 from reference_impl.features.speculative.tree_layout import Rows, padded

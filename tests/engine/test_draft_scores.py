@@ -14,7 +14,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.features.speculative import model_source
-from reference_impl.features.speculative.guess_scores import not_numbers
+from reference_impl.features.speculative.draft_scores import not_numbers
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import check_texts, is_right_always

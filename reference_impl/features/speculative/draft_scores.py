@@ -1,7 +1,7 @@
 """What guesses of a model are drawn from: its logits, moved as the target's will be.
 
 A request's biases and penalties, what its parameters rule out, and its grammar where its masks can be asked for
-(`grammars/guesses.py`), are applied to a draft's logits, too: without them it drafts tokens that the target's scores
+(`grammars/drafts.py`), are applied to a draft's logits, too: without them it drafts tokens that the target's scores
 have sunk. Any q is verified as rightly; this one is nearer to p. Penalties ask how often the text has each token: what
 was sampled is counted already, and behind it come the drafts of this step before a position, as in verification.
 
