@@ -148,7 +148,7 @@ class Record:
             return file.path
         found = tree.file(file.path)
         if mask == 0:
-            return None if file.rest in (found.rest, found.documented) else file.path
+            return None if file.rest == found.rest else file.path
         gone = (bit for bit, function in enumerate(file.functions) if function not in found.functions)
         return file.path if any(mask >> bit & 1 for bit in gone) else None
 

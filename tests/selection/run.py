@@ -200,7 +200,8 @@ def say_seconds(run: Run) -> None:
     """CPU seconds by family, beside what the record has of the same tests; what costs too much for `make test`."""
     took, before, again = (defaultdict[str, float](float) for _ in range(3))
     for name, test in run.tests.items():
-        family = name.split("/")[1] if name.count("/") > 1 else "tests"
+        folders = name.partition("::")[0].split("/")
+        family = folders[1] if len(folders) > 2 else "tests"
         took[family] += test["seconds"]
         line = run.choice.lines.get(name) or run.choice.lines.get(name.partition("::")[0])
         known = line and (line.seconds if line.unit == name else line.costly.get(short_name(name)))

@@ -88,7 +88,6 @@ class File:
     content: str
     rest: str = ""
     functions: tuple[str, ...] = ()
-    documented: str = ""  # the rest with all docstrings, as records had it before 2026-11-29
 
     @property
     def id(self) -> str:
@@ -107,15 +106,11 @@ class File:
             found.append(digest(name, *map(ast.dump, node.body)))
             # A decorator may take the docstring: of a command it becomes the help.
             node.body = node.body[:1] if node.decorator_list and ast.get_docstring(node) else []
-        documented = digest(ast.dump(module))
         for node in ast.walk(module) if b"__doc__" not in content else ():
-            if (
-                isinstance(node, ast.Module | ast.ClassDef)
-                and ast.get_docstring(node)
-                and not getattr(node, "bases", ())
-            ):
+            plain = isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef) and not node.bases)
+            if plain and ast.get_docstring(node):
                 del node.body[0]
-        return cls(path, digest(content), digest(ast.dump(module)), tuple(found), documented)
+        return cls(path, digest(content), digest(ast.dump(module)), tuple(found))
 
 
 class Tree:
