@@ -26,12 +26,17 @@ def interleave(candidates: dict[str, Callable[[], object]], rounds: int) -> dict
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in rotated(names, turn):
             began = time.perf_counter()
             candidates[name]()
             if turn:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
+
+
+def rotated(names: list[str], turn: int) -> list[str]:
+    """The order of a round: none always comes behind the same other at the same place."""
+    return names[turn % len(names) :] + names[: turn % len(names)]
 
 
 def spread(values: list[float]) -> dict[str, float]:

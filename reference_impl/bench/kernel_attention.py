@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.bench.kernel_work import BLOCK_SIZE, UINT8, Cast, Peer, Place, Work, bytes_of, kernel
+from reference_impl.bench.kernel_work import BLOCK_SIZE, UINT8, Cast, Peer, Place, Work, kernel
 from reference_impl.kernels import reference
 
 
@@ -30,9 +30,8 @@ def prefill(place: Place, length: int, **options: Any) -> Work:
 
     seen = length * (length + 1) / 2 if window is None else length * window - window * (window - 1) / 2
     return Work(
-        lambda: ours(q, keys, values, table, starts, lens, scale, **options), expected,
-        moved=2.0 * q.element_size() * (q.numel() + k.numel()), flops=4.0 * heads * head_dim * seen,
-        part=lambda out: torch.cat((out[:n], out[-n:])),
+        lambda: ours(q, keys, values, table, starts, lens, scale, **options), expected, (q, k, v),
+        flops=4.0 * heads * head_dim * seen, part=lambda out: torch.cat((out[:n], out[-n:])),
         peers={} if window else _attention_peers(q[None], k, v, scale, causal=True),
     )  # fmt: skip
 
@@ -52,13 +51,12 @@ def decode(place: Place, rows: int, context: int, cache: torch.dtype | None = No
         (keys, scales["key_scale"]), (values, scales["value_scale"]) = (
             reference.to_four_bits(t) if cache is UINT8 else reference.to_eight_bits(t, cache) for t in wide
         )
-    slot = keys.shape[-1] * keys.element_size() + 4 * (cache is not None)  # bytes of a head's key
     return Work(
         lambda: ours(q, keys, values, table, lens, context, scale, **scales),
         lambda cast: reference.paged_decode(
             cast(q[some]), cast(keys), cast(values), table[some], lens[some], context, scale, **scales
         ),
-        moved=2.0 * rows * context * kv_heads * slot + 2 * bytes_of(q), flops=4.0 * rows * context * heads * head_dim,
+        (q, keys, values, *scales.values()), flops=4.0 * rows * context * heads * head_dim,
         part=lambda out: out[some], cold=True, peers=peers,
     )  # fmt: skip
 

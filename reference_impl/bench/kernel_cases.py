@@ -7,7 +7,9 @@ projection of Llama 3 8B [4096 x 14336], transposed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,13 +33,13 @@ from reference_impl.bench.kernel_work import (
     double,
     kernel,
     twins,
-)  # fmt: skip
+)
 from reference_impl.kernels import reference
 
 
-def _in_torch(name: str, *given: Any, module: str, moved: float) -> Work:
+def _in_torch(name: str, *given: Any, module: str) -> Work:
     """The peer is the reference, also compiled."""
-    return twins(name, *given, module=module, moved=moved, peers=_torch(lambda: getattr(reference, name)(*given)))
+    return twins(name, *given, module=module, peers=_torch(lambda: getattr(reference, name)(*given)))
 
 
 def _torch(function: Callable[[], Any]) -> dict[str, Peer]:
@@ -48,13 +50,12 @@ def _torch(function: Callable[[], Any]) -> dict[str, Peer]:
 def norm(place: Place, rows: int, size: int) -> Work:
     rows, size = place.pick((rows, size), (5, 80))
     x, residual, weight = place.randn(rows, size), place.randn(rows, size), place.randn(size)
-    moved = 4 * bytes_of(x) + bytes_of(weight)
-    return _in_torch("add_rms_norm", x, residual, weight, 1e-6, module="rms_norm", moved=moved)
+    return _in_torch("add_rms_norm", x, residual, weight, 1e-6, module="rms_norm")
 
 
 def gate(place: Place, rows: int, size: int) -> Work:
     x = place.randn(*place.pick((rows, 2 * size), (5, 144)))
-    return _in_torch("silu_and_mul", x, module="gates", moved=1.5 * bytes_of(x))
+    return _in_torch("silu_and_mul", x, module="gates")
 
 
 def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
@@ -68,8 +69,9 @@ def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
     def expected(c: Cast) -> Tensor:
         return reference.silu_and_mul(c(x)) if c is double else decoded(reference.silu_and_mul_fp8(x))
 
-    moved, peers = bytes_of(x) + rows * size + 4 * rows, _torch(lambda: reference.silu_and_mul_fp8(x))
-    return Work(lambda: ours(x), expected, moved, part=decoded, peers=peers)
+    return Work(
+        lambda: ours(x), expected, (x,), part=decoded, peers=_torch(lambda: reference.silu_and_mul_fp8(x))
+    )  # fmt: skip
 
 
 def rotary(place: Place, tokens: int) -> Work:
@@ -112,15 +114,20 @@ def sampling(place: Place, rows: int, vocab_size: int, top_k: int = 0, top_p: fl
     given = 0.8 * ones, zeros + top_k, top_p * ones, 0 * ones, number * 7919, zeros, number + 100
     ours, expected = kernel("sample_tokens"), lambda: reference.sample_tokens(logits, *given)
     peers = {"torch, with a sort": Peer(lambda: expected)}
-    return Work(lambda: ours(logits, *given), lambda c: expected(), bytes_of(logits), cold=True, peers=peers)
+    return Work(lambda: ours(logits, *given), lambda c: expected(), (logits,), cold=True, peers=peers)
 
 
 def _linear(
     name: str, make: Callable[..., Work], m: int, goal: float | None = None, k: int = 4096, n: int = 14336
 ) -> Case:
     """goal: times as fast as cuBLAS."""
-    aim = None if goal is None else Goal(goal, "x cuBLAS")
-    return Case(f"{name}, m {m}", lambda p: make(p, *p.pick((m, k, n), (min(m, 9), 128, 48))), aim)
+
+    def work(place: Place) -> Work:
+        size = place.pick((m, k, n), (min(m, 9), 128, 48))
+        made = make(place, *size)
+        return replace(made, flops=made.flops or 2.0 * math.prod(size), cold=m <= 64)
+
+    return Case(f"{name}, m {m}", work, None if goal is None else Goal(goal, "x cuBLAS"))
 
 
 BY_TRAFFIC = Goal(90, "% of limit")

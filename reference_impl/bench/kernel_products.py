@@ -1,4 +1,7 @@
-"""Linear layers of m tokens, k inputs and n outputs, of experts and of adapters."""
+"""Linear layers of m tokens, k inputs and n outputs, of experts and of adapters.
+
+`_linear` in kernel_cases.py adds the FLOP of a layer, and that few tokens meet a cold L2.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.bench.kernel_work import FP8, INT8, UINT8, Cast, Peer, Place, Work, bytes_of, kernel, twins
+from reference_impl.bench.kernel_work import FP8, INT8, UINT8, Cast, Peer, Place, Work, kernel, twins
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference.linear import FP4_STEP, GROUP
 
 
-def _cublas(x: Tensor, weight: Callable[[], Tensor]) -> Peer:
+def _cublas(x: Tensor, weight: Callable[[], Tensor]) -> dict[str, Peer]:
+    """The same layer from a weight in 16 bits, which is made before anything is timed."""
+
     def prepare() -> Callable[[], Tensor]:
         plain = weight()
         return lambda: F.linear(x, plain)
 
-    return Peer(prepare)
-
-
-def _read(held: tuple[Tensor, ...], m: int, k: int, n: int, itemsize: int | None = None) -> dict[str, Any]:
-    """What a product costs. held: what is read, the tokens first, in the dtype of the result unless `itemsize` says
-    another."""
-    written = m * n * (itemsize or held[0].element_size())
-    return {"moved": bytes_of(*held) + written, "flops": 2.0 * m * k * n, "cold": m <= 64}
+    return {"cuBLAS": Peer(prepare)}
 
 
 def dense(place: Place, m: int, k: int, n: int) -> Work:
     x, w = place.randn(m, k), place.randn(n, k, scale=k**-0.5)
-    return twins("gemm", x, w, peers={"cuBLAS": _cublas(x, lambda: w)}, **_read((x, w), m, k, n))
+    return twins("gemm", x, w, peers=_cublas(x, lambda: w))
 
 
 def between_norms(place: Place, m: int, k: int, n: int) -> Work:
@@ -41,7 +39,7 @@ def between_norms(place: Place, m: int, k: int, n: int) -> Work:
     x, norm, w = place.randn(m, k), 1 + place.randn(k, scale=0.1), place.randn(2 * n, k, scale=k**-0.5)
     peers = {"norm, cuBLAS, gate": Peer(lambda: lambda: gate(F.linear(norm_rows(x, norm, 1e-5), w)))}
     options = {"norm": norm, "eps": 1e-5, "gate": "silu"}
-    return twins("fused_linear", x, w, options=options, peers=peers, **_read((x, norm, w), m, 2 * k, n))
+    return twins("fused_linear", x, w, options=options, peers=peers, flops=4.0 * m * k * n)
 
 
 def _int4(place: Place, m: int, k: int, n: int, group: int = 128) -> tuple[Tensor, ...]:
@@ -56,8 +54,7 @@ def before_residual(place: Place, m: int, k: int, n: int) -> Work:
     """A product of 4-bit weights, and the residual added to it, in one launch; the peer: in two, from 16 bits."""
     (x, _, packed, scales, weight), residual = _int4(place, m, k, n), place.randn(m, n)
     peers = {"cuBLAS, add": Peer(lambda: lambda: F.linear(x, weight) + residual)}
-    cost = _read((x, packed, scales, residual), m, k, n)
-    return twins("fused_linear_w4a16", x, packed, scales, options={"residual": residual}, peers=peers, **cost)
+    return twins("fused_linear_w4a16", x, packed, scales, options={"residual": residual}, peers=peers)
 
 
 def four_bits(place: Place, m: int, k: int, n: int) -> Work:
@@ -69,15 +66,14 @@ def four_bits(place: Place, m: int, k: int, n: int) -> Work:
         both = torch.stack((scales, torch.zeros_like(scales)), -1)
         return lambda: torch.ops.aten._weight_int4pack_mm(x, stored, 128, both)
 
-    peers = {"cuBLAS": _cublas(x, lambda: weight), "tinygemm": Peer(tinygemm)}
-    return twins("gemm_w4a16", x, packed, scales, None, 128, peers=peers, **_read((x, packed, scales), m, k, n))
+    peers = _cublas(x, lambda: weight) | {"tinygemm": Peer(tinygemm)}
+    return twins("gemm_w4a16", x, packed, scales, None, 128, peers=peers)
 
 
 def eight_bits(place: Place, m: int, k: int, n: int) -> Work:
     x, scales = place.randn(m, k), (place.randn(1, n).abs() + 0.5) * k**-0.5 / 64
     w = torch.randint(-127, 128, (n, k), dtype=INT8, device=place.device)
-    peers = {"cuBLAS": _cublas(x, lambda: w.to(x.dtype) * scales.T)}
-    return twins("gemm_w8a16", x, w, scales, peers=peers, **_read((x, w, scales), m, k, n))
+    return twins("gemm_w8a16", x, w, scales, peers=_cublas(x, lambda: w.to(x.dtype) * scales.T))
 
 
 def fp8(place: Place, m: int, k: int, n: int) -> Work:
@@ -86,12 +82,9 @@ def fp8(place: Place, m: int, k: int, n: int) -> Work:
     w, w_scale = reference.quantize_rows_fp8(place.randn(n, k))
     x = (codes.float() * scale[:, None]).to(place.dtype)
     scaled: dict[str, Any] = {"scale_a": scale[:, None], "scale_b": w_scale[None], "out_dtype": place.dtype}
-    peers = {
-        "cuBLAS": _cublas(x, lambda: (w.float() * w_scale[:, None]).to(place.dtype)),
-        "torch._scaled_mm": Peer(lambda: lambda: torch._scaled_mm(codes, w.t(), **scaled)),
-    }
-    cost = _read((codes, w, scale, w_scale), m, k, n, x.element_size())
-    return twins("gemm_fp8", codes, scale, w, w_scale, place.dtype, precision="fp8", peers=peers, **cost)
+    peers = _cublas(x, lambda: (w.float() * w_scale[:, None]).to(place.dtype))
+    peers["torch._scaled_mm"] = Peer(lambda: lambda: torch._scaled_mm(codes, w.t(), **scaled))
+    return twins("gemm_fp8", codes, scale, w, w_scale, place.dtype, precision="fp8", peers=peers)
 
 
 def int8_both(place: Place, m: int, k: int, n: int) -> Work:
@@ -101,9 +94,8 @@ def int8_both(place: Place, m: int, k: int, n: int) -> Work:
     return Work(
         lambda: product(*rounded(x), w, w_scale, place.dtype),
         lambda c: reference.gemm_w8a8(codes, c(scale), w, c(w_scale), c(place.dtype)),
-        peers={"cuBLAS": _cublas(x, lambda: (w.float() * w_scale[:, None]).to(place.dtype))},
-        **_read((x, w, w_scale), m, k, n),
-    )
+        (x, w, w_scale), peers=_cublas(x, lambda: (w.float() * w_scale[:, None]).to(place.dtype)),
+    )  # fmt: skip
 
 
 def fp8_blocks(place: Place, m: int, k: int, n: int) -> Work:
@@ -119,7 +111,7 @@ def fp8_blocks(place: Place, m: int, k: int, n: int) -> Work:
     return Work(
         lambda: product(*rounded(x), w, blocks, place.dtype),
         lambda c: reference.gemm_fp8_blocks(codes, c(scale), w, c(blocks), c(place.dtype)),
-        precision="fp8", peers={"cuBLAS": _cublas(x, plain)}, **_read((x, w, blocks), m, k, n),
+        (x, w, blocks), precision="fp8", peers=_cublas(x, plain),
     )  # fmt: skip
 
 
@@ -132,7 +124,7 @@ def fp4(place: Place, m: int, k: int, n: int) -> Work:
     def plain() -> Tensor:
         return reference.gemm_fp4(torch.eye(k, device=place.device), *w).T.to(x.dtype)
 
-    return twins("gemm_fp4", x, *w, peers={"cuBLAS": _cublas(x, plain)}, **_read((x, *w), m, k, n))
+    return twins("gemm_fp4", x, *w, peers=_cublas(x, plain))
 
 
 def experts(place: Place, m: int, num_experts: int, k: int, n: int) -> Work:
@@ -153,7 +145,7 @@ def experts(place: Place, m: int, num_experts: int, k: int, n: int) -> Work:
         "torch._grouped_mm": Peer(lambda: lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=offsets[1:])),
         "a loop of cuBLAS": Peer(lambda: loop),
     }
-    return twins("grouped_gemm", x, w, offsets, peers=peers, **_read((x, w), m, k, n) | {"cold": False})
+    return twins("grouped_gemm", x, w, offsets, peers=peers, flops=2.0 * m * k * n)
 
 
 def adapters(place: Place, m: int, num_adapters: int, rank: int, size: int) -> Work:
@@ -168,7 +160,7 @@ def adapters(place: Place, m: int, num_adapters: int, rank: int, size: int) -> W
         return reference.lora_expand(reference.lora_shrink(c(x), c(a), index), c(b), index, torch.zeros_like(c(out)))
 
     return Work(
-        lambda: expand(shrink(x, a, index), b, index, out.zero_()), expected,
-        moved=bytes_of(x, out, out, a, b), flops=4.0 * m * rank * size, cold=True,
+        lambda: expand(shrink(x, a, index), b, index, out.zero_()), expected, (x, out, a, b),
+        flops=4.0 * m * rank * size, cold=True,
         peers={"gather and torch.bmm": Peer(lambda: lambda: (b[index] @ (a[index] @ x[:, :, None]))[:, :, 0])},
     )  # fmt: skip

@@ -41,6 +41,10 @@ class Peer:
     compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out
 
 
+def tensors(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
 def flat(found: Any) -> Tensor:
     return found if isinstance(found, Tensor) else torch.cat([t.flatten() for t in found])
 
@@ -50,18 +54,22 @@ class Work:
     """ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part` takes from results
     what is compared.
 
-    moved: bytes that must be read and written once; precision: that of `flops`. cold: flush the L2 before each run, as
-    between two layers of a decoding step.
+    given: tensors that must be read once, while the result must be written once; moved: their bytes, where it is not
+    so. precision: that of `flops`. cold: flush the L2 before each run, as between two layers of a decoding step.
     """
 
     ours: Callable[[], Any]
     expected: Callable[[Cast], Any]
-    moved: float
+    given: tuple[Tensor, ...] = ()
+    moved: float | None = None
     flops: float = 0.0
     precision: str = "16 bits"
     cold: bool = False
     part: Callable[[Any], Tensor] = flat
     peers: dict[str, Peer] = field(default_factory=dict)
+
+    def bytes_moved(self, result: Any) -> float:
+        return bytes_of(*self.given, *tensors(result)) if self.moved is None else self.moved
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,8 @@ def twins(name: str, *given: Any, module: str = "", options: dict[str, Any] | No
     return Work(
         lambda: ours(*given, **named),
         lambda cast: theirs(*map(cast, given), **{key: cast(value) for key, value in named.items()}),
-        **fields,
-    )
+        tuple(value for value in (*given, *named.values()) if isinstance(value, Tensor)), **fields,
+    )  # fmt: skip
 
 
 def bytes_of(*tensors: Tensor) -> float:

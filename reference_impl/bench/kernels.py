@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from reference_impl.bench import harness
+from reference_impl.bench import gpu_rows, harness
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.bench.kernel_cases import CASES
 from reference_impl.bench.kernel_work import Case, Goal, Place, wrong
@@ -45,7 +45,7 @@ class OnGpu:
         events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
         names, self.late = list(runs), set()
         for turn in range(self.rounds + 2):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for name in harness.rotated(names, turn):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 if cold:
                     # Read after the write: otherwise the run would have to write dirty lines back first.
@@ -77,6 +77,10 @@ class OnCpu:
 
 
 Timer = OnGpu | OnCpu
+
+
+def timer_of(place: Place, rounds: int) -> Timer:
+    return OnCpu() if place.tiny else OnGpu(rounds)
 
 
 def limits(place: Place, timer: Timer) -> dict[str, float]:
@@ -146,7 +150,8 @@ def measure(case: Case, place: Place, timer: Timer, limit: dict[str, float], dea
             errors[name] = said(error)
     seconds = timer(runs, work.cold)
     matrix = limit[work.precision] or limit["16 bits"]
-    least = max(work.moved / limit["copy"], work.flops / matrix)
+    moved = work.bytes_moved(found)
+    least = max(moved / limit["copy"], work.flops / matrix)
     ours = statistics.median(seconds["ours"])
     entry: dict[str, Any] = {
         "seconds": {name: harness.spread(values) for name, values in seconds.items()},
@@ -155,7 +160,7 @@ def measure(case: Case, place: Place, timer: Timer, limit: dict[str, float], dea
         "limit_seconds": least,
         "limited_by": "memory" if least * matrix > work.flops else "matrix",
         "percent_of_limit": 100 * least / ours,
-        "bytes_per_second": work.moved / ours,
+        "bytes_per_second": moved / ours,
         "flops_per_second": work.flops / ours,
     }
     if others := {name: statistics.median(values) for name, values in seconds.items() if name != "ours"}:
@@ -183,31 +188,19 @@ def said(error: Exception) -> str:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
+    """For a terminal: the cells of the table, and how much the kernel moves or computes in a second."""
+    cells = "  ".join(gpu_rows.cells(row_of(name, entry)))
     if "error" in entry:
-        return f"{name:42}{entry['error']}"
-    s, best, goal = entry["seconds"]["ours"], entry.get("best_peer"), entry.get("goal")
-    by_traffic = entry["limited_by"] == "memory"
-    rate = entry["bytes_per_second"] / 1e12 if by_traffic else entry["flops_per_second"] / 1e12
-    peer = f"{best} {entry['times_as_fast']['median']:.2f}x" if best else "-"
-    reached = "-" if goal is None or goal["reached"] is None else f"{goal['reached']:.3g}"
-    aim = "" if goal is None else f"{reached} of {goal['value']:g} {goal['unit']}"
-    return (
-        f"{name:42}{s['median'] * 1e6:10.1f}{(s['max'] - s['min']) / s['median'] * 100:7.0f} %"
-        f"{rate:9.3g} {'TB/s' if by_traffic else 'TFLOP/s':8}{entry['limit_seconds'] * 1e6:9.1f}"
-        f"{entry['percent_of_limit']:7.0f} %  {peer:32}{aim}"
-    )
-
-
-HEADER = (
-    f"{'case':42}{'ours, µs':>10}{'spread':>9}{'rate':>9} {'':8}{'limit, µs':>9}{'of it':>9}  "
-    f"{'best peer, we are so many times':32}goal"
-)
+        return cells
+    which, unit = ("bytes", "TB/s") if entry["limited_by"] == "memory" else ("flops", "TFLOP/s")
+    return f"{cells}  {entry[f'{which}_per_second'] / 1e12:.3g} {unit}"
 
 
 def row_of(name: str, found: dict[str, Any]) -> Row:
     """An entry as a line of the table of `bench gpu`, in µs; a goal stays in the unit that the case says."""
-    [goal] = [case.goal for case in CASES if case.name == name] or [None]
-    aim: dict[str, Any] = {} if goal is None else {"goal": goal.value, "goal_unit": goal.unit}
+    of_table = [vars(case.goal) for case in CASES if case.name == name and case.goal]  # also of what has an error
+    goal = found.get("goal", of_table[0] if of_table else None)
+    aim: dict[str, Any] = {} if goal is None else {"goal": goal["value"], "goal_unit": goal["unit"]}
     metric, problem = METRIC.format(name), found.get("error") or found.get("left_out")
     if problem:
         return Row(metric, problem=problem, **aim)
@@ -269,13 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         parser.error(f"--only {options.only!r}: expected a part of one of: {'; '.join(case.name for case in CASES)}")
-    timer: Timer
-    if options.dry_run:
-        place, timer = Place(torch.device("cpu"), torch.float16, tiny=True), OnCpu()
-    else:
-        place, timer = Place(torch.device("cuda"), torch.bfloat16), OnGpu(options.rounds)
-    print(HEADER)
-    result = run(cases, place, timer, options.seconds)
+    device, dtype = ("cpu", torch.float16) if options.dry_run else ("cuda", torch.bfloat16)
+    place = Place(torch.device(device), dtype, tiny=options.dry_run)
+    result = run(cases, place, timer_of(place, options.rounds), options.seconds)
     print(notes(result))
     if not (options.dry_run or options.no_save or options.only):  # a part must not replace the whole
         print(f"wrote {harness.save('kernels', result)}")

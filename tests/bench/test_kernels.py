@@ -53,8 +53,8 @@ def test_a_dry_run_proves_every_case_on_a_bare_machine() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     for case in CASES:
-        [line] = [line for line in lines if line.startswith(f"{case.name:42}")]
-        assert re.search(r" [\d.]+ +0 % +\S+ (TB/s|TFLOP/s) ", line), line
+        [line] = [line for line in lines if line.startswith(f"kernel: {case.name}  ")]
+        assert re.search(r"  [\d.,]+ µs \([\d.,]+-[\d.,]+\)  .*  \d+ %  .*  \S+ (TB/s|TFLOP/s)$", line), line
     assert "did not run: FlexAttention: left out: a dry run compiles nothing (decode, B 64" in done.stdout
     assert "times mean nothing" in lines[-1]
 
@@ -175,11 +175,10 @@ def test_limit_goal_and_best_peer(goal: Goal, reached: float | None) -> None:
     assert entry["percent_of_limit"] == pytest.approx(25)
     assert (entry["best_peer"], entry["times_as_fast"]["median"]) == ("fast", pytest.approx(0.5))
     assert entry["goal"]["reached"] == (None if reached is None else pytest.approx(reached))
-    line = bench.line("c", entry)
-    assert "4.0" in line
-    assert "25 %" in line
-    assert "fast 0.50x" in line
-    assert f"{'-' if reached is None else f'{reached:g}'} of {goal.value:g} {goal.unit}" in line
+    cells = bench.line("c", entry).split("  ")
+    assert cells[:5] == ["kernel: c", "4 µs (4-4)", "fast 2", "1", "25 %"]
+    assert cells[5] == f"{goal.value:g} {goal.unit}" + ("" if reached is None else f" (reached {reached:g})")
+    assert cells[6] == "0.25 TB/s"
     json.dumps(entry)
 
 
