@@ -18,7 +18,7 @@ from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.assembly.speculation import lookahead_of, tree_of
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.beams.planning import ForkingPlanner
-from reference_impl.features.grammars.drafts import ShowsGuesses
+from reference_impl.features.grammars.drafts import ShowsDrafts
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -90,7 +90,7 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), made.max_model_len,
-        must_follow(c, parts.draft_model), isinstance(made.executor, ShowsGuesses),
+        must_follow(c, parts.draft_model), isinstance(made.executor, ShowsDrafts),
     )  # fmt: skip
 
 

@@ -93,9 +93,9 @@ class Engine(CoreEngine):
         return self.num_blocks - self._pins.num_blocks
 
     @property
-    def num_broken_guesses(self) -> int:
+    def num_broken_drafts(self) -> int:
         """Guesses that came of a draft's logits which are not numbers."""
-        return self._drafts.num_broken_guesses
+        return self._drafts.num_broken_drafts
 
     @property
     def overlaps(self) -> bool:

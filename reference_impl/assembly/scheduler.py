@@ -36,21 +36,21 @@ def continuous_batching(
     tree: Tree | Growth | None = None,
     max_len: int = 0,
     must_follow: bool = True,
-    shows_guesses: bool = False,
+    shows_drafts: bool = False,
 ) -> Scheduler:
     """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
     (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
     blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
     num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape, or grown so;
-    max_len: then, positions of a request. must_follow: as of `Adapting`. shows_guesses: as of `Drafting`.
+    max_len: then, positions of a request. must_follow: as of `Adapting`. shows_drafts: as of `Drafting`.
     """
     kind: type[Scheduler] = Scheduler
     options: dict[str, Any] = {}
     if num_drafts or tree is not None:
         from reference_impl.features.speculative.scheduling import Drafting
 
-        kind, options = Drafting, {"shows_guesses": shows_guesses}
+        kind, options = Drafting, {"shows_drafts": shows_drafts}
         if tree is not None:
             from reference_impl.features.speculative.tree_scheduling import TreeDrafting
 

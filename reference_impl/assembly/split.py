@@ -50,7 +50,7 @@ def load_worker(
     guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
     if not guesses:  # drafts, if there are any, come with the steps; open blocks have room for as many
         if config.num_drafts and config.speculative == "off":
-            parts = dataclasses.replace(parts, host_proposer=NoGuesses())
+            parts = dataclasses.replace(parts, host_proposer=NoDrafts())
         config = dataclasses.replace(config, acceptance="exact")
     if device == "cpu":
         use_no_more_threads_than_cores()
@@ -60,7 +60,7 @@ def load_worker(
     return engine.executor, facts_of(engine)
 
 
-class NoGuesses:
+class NoDrafts:
     """In place of the planner's host proposer, which is in its own process."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:

@@ -36,7 +36,7 @@ from reference_impl.interfaces import (
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 if TYPE_CHECKING:
-    from reference_impl.features.grammars.drafts import AskMasks, Guessed
+    from reference_impl.features.grammars.drafts import AskMasks, Drafted
     from reference_impl.features.graphs.graphs import Recorder
     from reference_impl.features.speculative.draft_graphs import PassGraphs
     from reference_impl.features.speculative.growth import Growth
@@ -113,8 +113,8 @@ class LocalExecutor(GraphWorker):
         finish(run, masks)
 
     @torch.inference_mode()
-    def guesses(self, run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
-        """As of `ShowsGuesses`."""
+    def show_drafts(self, run: StepRun, ask: AskMasks) -> Sequence[Drafted]:
+        """As of `ShowsDrafts`."""
         from reference_impl.features.speculative.draft_part import shown_drafts
 
         return shown_drafts(run, ask)

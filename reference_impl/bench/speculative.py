@@ -228,7 +228,7 @@ class _Measured:
         source: Any = executor.drafting.source
         self.in_steps = executor.draft is not None  # what guesses is a model in the worker
         if self.in_steps:
-            source.draft = _Timed(source.draft, ("guess", "keep_up"), self._add)
+            source.draft = _Timed(source.draft, ("propose", "keep_up"), self._add)
         elif getattr(scheduler, "host_proposer", None) is not None:
             scheduler.host_proposer = _Timed(scheduler.host_proposer, ("propose",), self._add)
 

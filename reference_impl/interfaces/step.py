@@ -123,4 +123,4 @@ class Reply:
     # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
     layers_moved: Mapping[int, int] = field(default_factory=dict)
     drafting: float = 0.0  # seconds of the step in which a model that guesses was computed
-    broken_guesses: int = 0  # that came of logits which are not numbers
+    broken_drafts: int = 0  # that came of logits which are not numbers

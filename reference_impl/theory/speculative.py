@@ -121,7 +121,7 @@ def mixture_read(
     return shared + of_each_expert * experts_touched(num_experts, per_token, tokens)
 
 
-def guesses_worth(acceptance: float, price: float, most: int = 64) -> int:
+def drafts_worth(acceptance: float, price: float, most: int = 64) -> int:
     """How many guesses are worth their time: j while acceptance^j > price, at most `most`. price: tokens that the
     engine gives in the time which one more token takes in a step."""
     k = 0

@@ -129,13 +129,13 @@ class HostOracle:
     def __init__(self, texts: dict[str, list[int]], right: float, vocab_size: int, seed: int = 0):
         self.texts, self.right, self.vocab_size = texts, right, vocab_size
         self.random = random.Random(seed)
-        self.num_guesses = 0
+        self.num_drafts = 0
 
     def propose(self, request: Request, k: int) -> list[int]:
         text, length = self.texts[request.id], len(request.tokens)
         assert request.tokens == text[:length]
         truth = (text[length : length + k] + [0] * k)[: self.random.choice([k, k, k // 2, 0])]
-        self.num_guesses += len(truth)
+        self.num_drafts += len(truth)
         return [t if self.random.random() < self.right else (t + 1) % self.vocab_size for t in truth]
 
 
@@ -360,9 +360,9 @@ class LateExecutor:
                 self.inner.finish(running["ticket"], running["masks"])
             self.waiting.remove(running)
 
-    def guesses(self, running: dict[str, Any], ask: Any) -> Any:
+    def show_drafts(self, running: dict[str, Any], ask: Any) -> Any:
         self.run(self.waiting.index(running) + 1)
-        return pickle.loads(pickle.dumps(self.inner.guesses(running["ticket"], ask)))
+        return pickle.loads(pickle.dumps(self.inner.show_drafts(running["ticket"], ask)))
 
     def finish(self, running: dict[str, Any], masks: Masks) -> None:
         assert running is self.in_flight[-1], "a step was submitted before this one had its masks"

@@ -75,9 +75,9 @@ def test_guesses_of_logits_that_are_no_numbers_are_counted_and_named_once(
     options = {"speculative": "eagle", "draft_tree": trees[kind]} if kind in trees else {"num_drafts": 2}
     engine = Engine(target, EngineConfig(num_blocks=64, **options), Parts(draft_model=draft))
     serve(engine, {"greedy": ASKED["greedy"]})
-    num_guesses = DraftUse.of(engine.trace.steps()).num_draft_tokens
-    assert engine.num_broken_guesses - num_guesses in ((0, 1) if kind == "grown" else (0,))  # grown, and then cut
-    assert num_guesses > 9
+    num_drafts = DraftUse.of(engine.trace.steps()).num_draft_tokens
+    assert engine.num_broken_drafts - num_drafts in ((0, 1) if kind == "grown" else (0,))  # grown, and then cut
+    assert num_drafts > 9
     [said] = [record.message for record in caplog.records if "not numbers" in record.message]
     assert "of the model that guesses, 2 guesses came of logits that are not numbers" in said
 
@@ -85,7 +85,7 @@ def test_guesses_of_logits_that_are_no_numbers_are_counted_and_named_once(
 def test_a_sound_draft_is_not_named(target, caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=target))
     serve(engine, MOVED)
-    assert engine.num_broken_guesses == 0
+    assert engine.num_broken_drafts == 0
     assert not caplog.records
 
 

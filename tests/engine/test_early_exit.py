@@ -87,9 +87,9 @@ def guesses_of(model: Any, tokens: list[int], k: int, sampling: SamplingParams, 
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """As they are made."""
     found: Made = []
-    inner = EarlyExit.guess
+    inner = EarlyExit.propose
 
-    def guess(self: EarlyExit, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+    def propose(self: EarlyExit, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
         q = inner(self, passes, t, slots, *others)
         for slot, name in zip(passes[0].slots, passes[0].request_ids, strict=True):
             k, known = sum(slot in batch.slots for batch in passes), int(slots.computed[slot]) + 1
@@ -97,7 +97,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
             found.append((name, tokens[:known], tokens[known:]))
         return q
 
-    monkeypatch.setattr(EarlyExit, "guess", guess)
+    monkeypatch.setattr(EarlyExit, "propose", propose)
     return found
 
 

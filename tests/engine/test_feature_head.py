@@ -131,9 +131,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int
 def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
     """(request, its known tokens, the guesses behind them), as they are made."""
     found: list[tuple[str, list[int], list[int]]] = []
-    inner = FeatureDraft.guess
+    inner = FeatureDraft.propose
 
-    def guess(self: FeatureDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+    def propose(self: FeatureDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
         q = inner(self, passes, t, slots, *others)
         for slot, name in zip(passes[0].slots, passes[0].request_ids, strict=True):
             k, known = sum(slot in batch.slots for batch in passes), int(slots.computed[slot]) + 1
@@ -141,7 +141,7 @@ def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int],
             found.append((name, tokens[:known], tokens[known:]))
         return q
 
-    monkeypatch.setattr(FeatureDraft, "guess", guess)
+    monkeypatch.setattr(FeatureDraft, "propose", propose)
     return found
 
 

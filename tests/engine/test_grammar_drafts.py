@@ -17,7 +17,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
-from reference_impl.features.grammars.drafts import allowed_guesses
+from reference_impl.features.grammars.drafts import allowed_drafts
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import HostOracle, check_references, some
@@ -105,7 +105,7 @@ def test_a_guess_is_cut_where_the_grammar_forbids_it_or_has_no_mask_behind_it() 
 
     def guesses(output: list[int], *tokens: int) -> tuple[int, ...]:
         request = Request("r", [7, *output], 1, SamplingParams(), 0, 0.0, grammar=Word())
-        return allowed_guesses(request, tokens)
+        return allowed_drafts(request, tokens)
 
     assert guesses([], 1, 2, 4) == (1, 2)
     assert guesses([], 2, 1) == ()

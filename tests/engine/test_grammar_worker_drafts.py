@@ -136,9 +136,9 @@ def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(targe
 
 def watch(engine: Engine) -> list[int]:
     """Gets each guess of a step that the grammar forbids."""
-    inner, forbidden = engine.executor.guesses, []  # type: ignore[attr-defined]
+    inner, forbidden = engine.executor.show_drafts, []  # type: ignore[attr-defined]
 
-    def guesses(ticket: Any, ask: Any) -> Any:
+    def show_drafts(ticket: Any, ask: Any) -> Any:
         found = inner(ticket, ask)
         for row, guessed in zip(ticket.step.rows, found, strict=True):
             output = engine.requests[engine.executor.slots.host[row.slot].request_id].output_tokens  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ def watch(engine: Engine) -> list[int]:
                 paths.append([*paths[1 + parent], token])
         return found
 
-    engine.executor.guesses = guesses  # type: ignore[attr-defined]
+    engine.executor.show_drafts = show_drafts  # type: ignore[attr-defined]
     return forbidden
 
 
@@ -262,7 +262,7 @@ def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, 
     def guesses(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
         return torch.tensor([[level, level + 2][i % 2] for level in range(3) for i in range(2 << level)]), None
 
-    monkeypatch.setattr(head_source, "guess_tree", guesses)
+    monkeypatch.setattr(head_source, "propose_tree", guesses)
     asked = []
 
     class Asked(Word):

@@ -241,6 +241,6 @@ def test_a_head_that_is_off_computes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: Any, **__: Any) -> torch.Tensor:
         raise AssertionError
 
-    monkeypatch.setattr(FeatureDraft, "guess", fails)
+    monkeypatch.setattr(FeatureDraft, "propose", fails)
     monkeypatch.setattr(FeatureDraft, "keep_up", fails)
     llm.generate("def f(x):", SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))

@@ -100,16 +100,16 @@ def test_windows_pools_and_candidates_are_those_of_the_definition(
     target, one_shot, plain, monkeypatch, spec: tuple[int, int, int]
 ) -> None:
     made: list[tuple[int, int, list[int]]] = []
-    inner = Lookahead.guess
+    inner = Lookahead.propose
 
-    def guess(self: Lookahead, slots: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def propose(self: Lookahead, slots: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         found = inner(self, slots, last)
         [slot] = slots.tolist()
         computed = int(engine.executor.slots.computed[slot])
         made.append((slot, computed + 1, found[0].tolist()))
         return found
 
-    monkeypatch.setattr(Lookahead, "guess", guess)
+    monkeypatch.setattr(Lookahead, "propose", propose)
     engine = Engine(target, EngineConfig(num_blocks=64, **by(spec)))
     for name in ("greedy", "drawn"):
         made.clear()

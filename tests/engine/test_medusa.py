@@ -103,9 +103,9 @@ Made = list[tuple[str, list[int], list[int]]]  # (request, its known tokens, the
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """As they are made."""
     found: Made = []
-    inner = MedusaDraft.guess
+    inner = MedusaDraft.propose
 
-    def guess(self: MedusaDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+    def propose(self: MedusaDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
         q = inner(self, passes, t, slots, *others)
         [batch] = passes
         for slot, name, k in zip(batch.slots, batch.request_ids, batch.query_lens, strict=True):
@@ -114,7 +114,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
             found.append((name, tokens[:known], tokens[known:]))
         return q
 
-    monkeypatch.setattr(MedusaDraft, "guess", guess)
+    monkeypatch.setattr(MedusaDraft, "propose", propose)
     return found
 
 

@@ -227,14 +227,14 @@ def test_guesses_are_the_likeliest_behind_each_path(
     made: list[tuple[list[int], Tree, list[int]]] = []
 
     def recorded(draft: Any, levels: Any, t: Any, slots: Any, *others: Any) -> Any:
-        tokens, q = tree_head.guess_tree(draft, levels, t, slots, *others)
+        tokens, q = tree_head.propose_tree(draft, levels, t, slots, *others)
         for row, slot in enumerate(t["draft.slots"].tolist()):
             known = slots.tokens[slot, : int(slots.computed[slot]) + 1].tolist()
             mine = tokens[t["draft.row"] == row].tolist()
             made.append((known, Tree.of(TREES[name]).first(len(mine)), mine))
         return tokens, q
 
-    monkeypatch.setattr(head_source, "guess_tree", recorded)
+    monkeypatch.setattr(head_source, "propose_tree", recorded)
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
         max_num_batched_tokens=budget, **with_tree(TREES[name]),
@@ -404,7 +404,7 @@ def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, e
     def equal(draft: Any, levels: Any, t: Any, *others: Any) -> Any:
         return torch.full_like(t["draft.row"], likely), None
 
-    monkeypatch.setattr(head_source, "guess_tree", equal)
+    monkeypatch.setattr(head_source, "propose_tree", equal)
     assert p_value(free_texts(small, heads["usual"], "temperature", (3, 3)), expected("temperature")) > ALPHA
 
 

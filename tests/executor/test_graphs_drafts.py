@@ -167,14 +167,14 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
     overlap: str, random_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
-    guess, passes = DraftModel.guess, []
+    propose, passes = DraftModel.propose, []
 
     def watched(self: DraftModel, *given: Any) -> Any:
         passes.append(len(given[0]))
         with no_sync():
-            return guess(self, *given)
+            return propose(self, *given)
 
-    monkeypatch.setattr(DraftModel, "guess", watched)
+    monkeypatch.setattr(DraftModel, "propose", watched)
     monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "n": 2}]
@@ -211,7 +211,7 @@ def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_noth
 
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
     draft = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
-    monkeypatch.setattr(DraftModel, "guess", watched(DraftModel.guess))
+    monkeypatch.setattr(DraftModel, "propose", watched(DraftModel.propose))
     monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)
     monkeypatch.setattr(chain, "verified", watched(chain.verified))
     monkeypatch.setattr(chain, "filtered", watched(chain.filtered))

@@ -188,7 +188,7 @@ def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], m
             found.append((int(text[lengths[at] + depths[number]]) + 1 - number % 2) % model.config.vocab_size)
         return torch.tensor(found, device=DEVICE), None
 
-    monkeypatch.setattr(head_source, "guess_tree", guesses)
+    monkeypatch.setattr(head_source, "propose_tree", guesses)
     engine = with_tree(model, layer, "tree", True, overlap="on", **few)
     assert serve(engine, work) == plain
     assert {num for guesses, num in guesses_kept(engine) if guesses == 28} == {3}
@@ -220,7 +220,7 @@ def test_nothing_waits_for_the_device_and_all_steps_but_those_of_prompts_are_rep
 ) -> None:
     monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)  # which packs arrays on the host
     for draft in (FeatureDraft, MedusaDraft):
-        for name in ("guess", "keep_up"):
+        for name in ("propose", "keep_up"):
             inner = getattr(draft, name)
 
             def watched(self: Any, *given: Any, inner: Any = inner) -> Any:
@@ -308,9 +308,9 @@ def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
 
     monkeypatch.setattr(TwinSampler, "choose", chosen)
     for draft in (FeatureDraft, DraftModel):
-        inner = draft.guess
+        inner = draft.propose
 
-        def guess(self: Any, passes: Any, *given: Any, inner: Any = inner) -> Any:
+        def propose(self: Any, passes: Any, *given: Any, inner: Any = inner) -> Any:
             with Launches() as launches:
                 guessing_now.append(launches)
                 found = inner(self, passes, *given)
@@ -318,7 +318,7 @@ def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
             counted[given[-1] is not None].append(launches.num)
             return found
 
-        monkeypatch.setattr(draft, "guess", guess)
+        monkeypatch.setattr(draft, "propose", propose)
     work = [{"prompt": [7] * 3, "sampling": SamplingParams(max_tokens=12, temperature=0), "arrival": 0, "abort": None}]
     texts = []
     for graphs in (False, True):

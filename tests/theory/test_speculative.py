@@ -111,5 +111,5 @@ def test_experts_touched_are_those_of_all_choices(n: int, k: int, tokens: int) -
 
 @given(st.floats(0.05, 0.95), st.floats(0.01, 0.99))
 def test_a_guess_is_worth_it_while_its_chance_is_above_the_price(a: float, price: float) -> None:
-    assert sd.guesses_worth(a, price) == sum(a**j > price for j in range(1, 65))
-    assert sd.guesses_worth(1.0, 0.5, most=7) == 7
+    assert sd.drafts_worth(a, price) == sum(a**j > price for j in range(1, 65))
+    assert sd.drafts_worth(1.0, 0.5, most=7) == 7

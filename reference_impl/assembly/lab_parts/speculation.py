@@ -16,11 +16,11 @@ from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import TorchSampler, distribution, draw
 from reference_impl.features.baselines.no_cache import RecomputeAttention
 from reference_impl.features.baselines.ragged import ragged_batch
-from reference_impl.features.speculative.rejection import GUESS, VERDICT, verified
+from reference_impl.features.speculative.rejection import DRAFT, VERDICT, verified
 from reference_impl.interfaces import Asking, Request, Sampled
 
 Verdict = tuple[int, int]  # how many guesses are kept; the token behind them
-Guessed = tuple[Sequence[int], Tensor | None]  # k guesses; q [k, vocab_size], None: they were not drawn
+Drafted = tuple[Sequence[int], Tensor | None]  # k guesses; q [k, vocab_size], None: they were not drawn
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Speculation(TorchSampler):
     """A sampler and a host proposer in one. guess(request, k): what a request's next tokens may be; judge: answers a
     `Round`, and the engine goes on with its answer; ValueError for one that no rule gives. rounds: those judged."""
 
-    def __init__(self, guess: Callable[[Request, int], Guessed], judge: Callable[[Round], Verdict]):
-        self.guess, self.judge = guess, judge
+    def __init__(self, draft: Callable[[Request, int], Drafted], judge: Callable[[Round], Verdict]):
+        self.draft, self.judge = draft, judge
         self.engine: LabEngine | None = None
         self.q: dict[str, Tensor | None] = {}  # by request
         self.num_rounds: dict[str, int] = {}
@@ -51,7 +51,7 @@ class Speculation(TorchSampler):
         return sample(logits, requests)
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
-        drafts, self.q[request.id] = self.guess(request, k)
+        drafts, self.q[request.id] = self.draft(request, k)
         return drafts
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
@@ -120,12 +120,12 @@ def speculating(llm: LLM, options: Mapping[str, Any], num_drafts: int, part: Spe
     return part.engine
 
 
-def drafted_by(llm: LLM) -> Callable[[Request, int], Guessed]:
+def drafted_by(llm: LLM) -> Callable[[Request, int], Drafted]:
     """A small model as `guess` of `Speculation`: it draws with the settings of the request, without a cache."""
     model, asked = llm.engine.model, {"n": 0}
 
     @torch.inference_mode()
-    def guess(request: Request, k: int) -> Guessed:
+    def draft(request: Request, k: int) -> Drafted:
         tokens, rows = list(request.tokens), []
         attention = RecomputeAttention(model.config.attention_scale, model.config.attention_softcap)
         asked["n"] += 1
@@ -133,10 +133,10 @@ def drafted_by(llm: LLM) -> Callable[[Request, int], Guessed]:
             batch = ragged_batch([(tokens, 0)], len(tokens), model.device, model.config.layer_windows)
             q = probabilities(model(batch, None, attention).double(), [replace(request.sampling, n=1)])
             seeded = request.sampling.seed is not None  # then with the position's own number
-            place = (0, len(tokens), 0) if seeded else (GUESS, asked["n"], i)
+            place = (0, len(tokens), 0) if seeded else (DRAFT, asked["n"], i)
             u = torch.from_numpy(uniform([request.seed or 0], *place)).double()
             tokens.append(int(draw(q, u)[0]))
             rows.append(q[0])
         return tokens[len(tokens) - k :], torch.stack(rows)
 
-    return guess
+    return draft

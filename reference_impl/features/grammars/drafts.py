@@ -1,10 +1,10 @@
 """What grammars allow behind guesses. A guess has a mask of its own, that of the text with it and all before it; one
 that is forbidden, or behind which there is no mask, is cut, with all behind it.
 
-Guesses of the host are cut before the step is planned (`allowed_guesses`). Those of the worker, a chain or a tree, come
-back before masks are sent (`ShowsGuesses`). A model that guesses has its logits masked, too, while it guesses: then it
+Guesses of the host are cut before the step is planned (`allowed_drafts`). Those of the worker, a chain or a tree, come
+back before masks are sent (`ShowsDrafts`). A model that guesses has its logits masked, too, while it guesses: then it
 asks for masks, and makes no guess that is forbidden. That is worth a wait only where the host has nothing else to do,
-so it is done where one step is in flight (`GuessesLater`), and not where the next is submitted while one runs.
+so it is done where one step is in flight (`DraftsLater`), and not where the next is submitted while one runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reference_impl.interfaces import Executor, Grammar, Request, RequestState, 
 AskMasks: TypeAlias = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Sequence[bytes | None]]
 
 
-class Guessed(NamedTuple):
+class Drafted(NamedTuple):
     """Of a row. parents: of each guess the one before it, an earlier one; -1: the row's last known token."""
 
     tokens: Sequence[int] = ()
@@ -28,17 +28,17 @@ class Guessed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GuessesLater(Step):
-    """A step whose guesses may wait until `ShowsGuesses.guesses` is called, where a model's masks can be asked for."""
+class DraftsLater(Step):
+    """A step whose drafts may wait until `show_drafts` is called, where a draft model's masks can be asked for."""
 
 
 @runtime_checkable
-class ShowsGuesses(Protocol):
+class ShowsDrafts(Protocol):
     """An executor whose guesses the host can see before it sends masks."""
 
-    def guesses(self, ticket: Any, ask: AskMasks) -> Sequence[Guessed]:
+    def show_drafts(self, ticket: Any, ask: AskMasks) -> Sequence[Drafted]:
         """Of each row of a step that waits for masks. Waits for what guesses, and not for the model. ask: for a step
-        that `GuessesLater`, called before this returns."""
+        that `DraftsLater`, called before this returns."""
         ...
 
 
@@ -49,14 +49,14 @@ def are_bound(rows: Sequence[Row], requests: Mapping[str, Request]) -> bool:
     )  # fmt: skip
 
 
-def shown_guesses(
+def worker_drafts(
     executor: Executor, ticket: Any, plan: StepPlan, requests: Mapping[str, Request], ask: AskMasks
-) -> Sequence[Guessed] | None:
+) -> Sequence[Drafted] | None:
     """None: no mask depends on guesses of the worker."""
     if not are_bound(plan.rows, requests):
         return None
-    assert isinstance(executor, ShowsGuesses)  # or there would be none in such a row
-    return executor.guesses(ticket, ask)
+    assert isinstance(executor, ShowsDrafts)  # or there would be none in such a row
+    return executor.show_drafts(ticket, ask)
 
 
 class StepMasks:
@@ -86,7 +86,7 @@ class StepMasks:
         mask = _mask(request.grammar, [*request.output_tokens, *guesses])
         return mask if before is None or mask is None or len(mask) == len(before) else None
 
-    def behind_each(self, row: int, guessed: Guessed) -> bytes:
+    def behind_each(self, row: int, guessed: Drafted) -> bytes:
         """One mask behind another; zeros where the guess is cut."""
         paths: list[tuple[int, ...]] = [()]  # by 1 + the guess
         for token, parent in zip(guessed.tokens, guessed.parents, strict=True):
@@ -95,7 +95,7 @@ class StepMasks:
         return b"".join(self.behind(row, path) or nothing for path in paths[1:])
 
 
-def allowed_guesses(request: Request, guesses: Sequence[int]) -> tuple[int, ...]:
+def allowed_drafts(request: Request, guesses: Sequence[int]) -> tuple[int, ...]:
     """Those before the first that the request's grammar forbids. A grammar is a function of the output: wrong guesses
     leave nothing in it. A guess behind which it has no mask is left out, too; if it is right, the next step says so."""
     grammar, output, kept = request.grammar, list(request.output_tokens), 0

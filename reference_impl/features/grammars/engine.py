@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from reference_impl.core.engine import Engine
 from reference_impl.core.engine_feature import EngineFeature, Flight
-from reference_impl.features.grammars.drafts import Guessed, GuessesLater, StepMasks, are_bound, shown_guesses
+from reference_impl.features.grammars.drafts import Drafted, DraftsLater, StepMasks, are_bound, worker_drafts
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
 
 
@@ -22,12 +22,12 @@ class Masking(EngineFeature):
         self.engine = engine
 
     def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """With takes_masks where one of its rows samples under a grammar; one that `GuessesLater` where guesses depend
+        """With takes_masks where one of its rows samples under a grammar; one that `DraftsLater` where guesses depend
         on it, unless it is submitted while another runs."""
         if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
             return step
         step = replace(step, takes_masks=True)
-        return step if self.engine.depth > 1 or not are_bound(plan.rows, requests) else GuessesLater(**vars(step))
+        return step if self.engine.depth > 1 or not are_bound(plan.rows, requests) else DraftsLater(**vars(step))
 
     def submitted(self, flight: Flight) -> None:
         """The step before was collected, whose tokens decide what grammars allow in this one."""
@@ -35,7 +35,7 @@ class Masking(EngineFeature):
             executor, plan, requests = self.engine.executor, flight.plan, flight.requests
             assert isinstance(executor, TakesMasks)  # or the request would not have been added
             masks = StepMasks(plan, requests)
-            guesses = shown_guesses(executor, flight.ticket, plan, requests, masks)
+            guesses = worker_drafts(executor, flight.ticket, plan, requests, masks)
             executor.finish(flight.ticket, masks_of(plan, requests, masks, guesses))
 
 
@@ -49,7 +49,7 @@ def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
 
 
 def masks_of(
-    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, guesses: Sequence[Guessed] | None
+    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, guesses: Sequence[Drafted] | None
 ) -> Masks:
     """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
     each row. TypeError for a grammar that gives no bytes."""

@@ -25,10 +25,10 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
-from reference_impl.features.grammars.drafts import AskMasks, Guessed, ShowsGuesses
+from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 7  # version of the messages; raised when one changes its meaning
+PROTOCOL = 8  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class WorkerProcess:
         except OSError:
             raise self._gone(ticket) from None
 
-    def guesses(self, ticket: int, ask: AskMasks) -> Sequence[Guessed]:
-        """As of `drafts.ShowsGuesses`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+    def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
+        """As of `drafts.ShowsDrafts`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
         if list(self._in_flight) != [ticket]:
-            raise RuntimeError(f"guesses of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
+            raise RuntimeError(f"drafts of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
         message: Any = ticket
         while True:
             try:
@@ -139,8 +139,8 @@ class WorkerProcess:
                 raise self._gone(ticket) from None
             what, found = self._message(ticket)
             if what != "masks":
-                guesses: Sequence[Guessed] = found
-                return guesses
+                drafts: Sequence[Drafted] = found
+                return drafts
             message = list(ask(found))
 
     def collect(self, ticket: int) -> Reply:
@@ -324,9 +324,9 @@ def _answer(
 
     for submitted in running:
         if submitted.step_id == step_id and submitted.waits:
-            assert isinstance(executor, ShowsGuesses)
+            assert isinstance(executor, ShowsDrafts)
             try:
-                answer: tuple[str, Any] = "guesses", executor.guesses(submitted.ticket, ask)
+                answer: tuple[str, Any] = "drafts", executor.show_drafts(submitted.ticket, ask)
             except _Abandoned:
                 return
             except Exception:

@@ -88,7 +88,7 @@ class Adapting(Drafting):
         self.price: float | None = None
         self._most = self.num_drafts
         self._ended: float | None = None  # the step before, if this one is planned right behind it
-        self._num_with_guesses = 0  # steps, since one showed what it takes without
+        self._num_with_drafts = 0  # steps, since one showed what it takes without
         self._measures = False  # what a step takes without: the one that is planned has none
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
@@ -100,7 +100,7 @@ class Adapting(Drafting):
         self._lengths: deque[int] = deque(maxlen=MEMORY)  # tokens that requests gave
 
     def schedule(self, now: float) -> StepPlan:
-        self.has_guesses = self.payoff.on
+        self.has_drafts = self.payoff.on
         if not self.payoff.on:
             plan = super().schedule(now)
             self._behind.update([row.request_id for row in plan.rows])
@@ -108,7 +108,7 @@ class Adapting(Drafting):
             keeps_up = not plan.rows
         else:
             self._losing.clear()
-            self._measures = self._num_with_guesses >= PLAIN_AFTER or self.costs.asks_for_plain(len(self.running))
+            self._measures = self._num_with_drafts >= PLAIN_AFTER or self.costs.asks_for_plain(len(self.running))
             self._measures &= self.costs.all_decode
             self._measures |= not self.costs.has_plain_like(len(self.running))
             self._most = self._depth_that_pays()
@@ -123,7 +123,7 @@ class Adapting(Drafting):
         return plan
 
     def cut(self, shares: Shares, left: int) -> Shares:
-        if self.has_guesses:
+        if self.has_drafts:
             num_missing = [missing for _, missing in shares if missing > 1]
             if sum(num_missing) > left:  # a guess takes the place of a prompt's token, which is never in vain
                 most = int(MOST_TAKEN * self.max_num_batched_tokens)
@@ -153,7 +153,7 @@ class Adapting(Drafting):
         """That at which tokens are expected to come fastest, 0 to `num_drafts`."""
         num_rows = len(self.running)
         seconds = self.costs.slope(num_rows)
-        if seconds is None or not num_rows or not self.costs.has_guesses_like(num_rows):
+        if seconds is None or not num_rows or not self.costs.has_drafts_like(num_rows):
             self.price = None
             return self.num_drafts
         least = self.costs.seconds(num_rows, 0, 0)
@@ -216,7 +216,7 @@ class Adapting(Drafting):
         was_on = self.payoff.on
         if was_on:
             showed_plain = self.costs.add(plan, num_given, seconds, output.drafting)
-            self._num_with_guesses = 0 if showed_plain else self._num_with_guesses + (plan.num_tokens > len(plan.rows))
+            self._num_with_drafts = 0 if showed_plain else self._num_with_drafts + (plan.num_tokens > len(plan.rows))
             if output.drafting:
                 self._judge(plan, num_given, seconds, output.drafting)
         else:

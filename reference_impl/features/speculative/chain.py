@@ -32,7 +32,7 @@ class Chain:
         part.source.lay_out(run, part.rows)
 
     def parents(self, run: StepRun) -> Sequence[Sequence[int]]:
-        """Of each row with drafts, as of `Guessed`."""
+        """Of each row with drafts, as of `Drafted`."""
         return [tuple(range(-1, num - 1)) for num in run.batch.drafts if num]
 
     def own_logits(self, run: StepRun) -> Ints:

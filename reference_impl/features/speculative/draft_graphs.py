@@ -70,7 +70,7 @@ class PassGraphs:
         return draft.model.logits(hidden).to(draft.logits_dtype)
 
     def replay_of_nodes(self) -> ReplayNodes | None:
-        """As `guess_tree` takes it; None: nothing is replayed now."""
+        """As `propose_tree` takes it; None: nothing is replayed now."""
         return None if self.target.watched else self._replayed_nodes
 
     def _replayed_nodes(
@@ -90,7 +90,7 @@ class PassGraphs:
         return logits[:num], self.graphs.hidden_of(key)[:num]
 
     def replay_of_passes(self) -> Replay | None:
-        """As `DraftModel.guess` takes it, likewise."""
+        """As `DraftModel.propose` takes it, likewise."""
         return None if self.target.watched else self._replayed
 
     def _replayed(self, batch: HostBatch) -> tuple[Tensor, Tensor] | None:

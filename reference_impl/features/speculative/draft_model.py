@@ -33,8 +33,8 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
-from reference_impl.features.speculative.draft_scores import GuessScores
-from reference_impl.features.speculative.rejection import GUESS, filtered
+from reference_impl.features.speculative.draft_scores import DraftScores
+from reference_impl.features.speculative.rejection import DRAFT, filtered
 from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 
 # (batch of a pass) -> its logits [rows, vocab_size], of the sampler's dtype, and its hidden states [rows, hidden_size];
@@ -68,9 +68,9 @@ class DraftModel:
         """The passes over a step's rows, which begin at what is computed in their slots."""
         return lay_out_passes(rows, slots)
 
-    def guess(
+    def propose(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores, replay: Replay | None = None,
+        scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
         device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for.
@@ -166,7 +166,7 @@ def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places
     found: Arrays = {}
     if unseeded := [at for at, slot in enumerate(slots) if slot in next_places]:
         settings = settings.copy()
-        settings["sample_index"][unseeded] += GUESS
+        settings["sample_index"][unseeded] += DRAFT
         place = []
         for at in unseeded:
             place.append(next_places[slots[at]])

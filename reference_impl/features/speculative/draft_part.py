@@ -12,7 +12,7 @@ from reference_impl.core.batch import lay_out
 from reference_impl.core.staging import mark, to_device, to_host
 from reference_impl.core.worker import StepRun
 from reference_impl.core.worker_feature import StepPart
-from reference_impl.features.grammars.drafts import AskMasks, Guessed, GuessesLater
+from reference_impl.features.grammars.drafts import AskMasks, Drafted, DraftsLater
 from reference_impl.features.speculative.chain import Chain
 from reference_impl.features.speculative.drafts import put_drafts
 from reference_impl.features.speculative.sources import NamedDrafts
@@ -37,7 +37,7 @@ class DraftPart(StepPart):
         self.drafting, self.is_typical = drafting, drafting.typical
         self.source = drafting.source.of(run)
         self.form = VerifiedTrees() if drafting.source.makes_trees else Chain()
-        self.starts_later = isinstance(run.step, GuessesLater) and drafting.source.is_model
+        self.starts_later = isinstance(run.step, DraftsLater) and drafting.source.is_model
 
     def lay_out(self, run: StepRun) -> None:
         self.rows = run.step.rows
@@ -119,9 +119,9 @@ def starts_of(run: StepRun) -> list[int]:
     return found
 
 
-def shown_drafts(run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
-    """As of `grammars.drafts.ShowsGuesses`."""
-    found = [Guessed()] * len(run.step.rows)
+def shown_drafts(run: StepRun, ask: AskMasks) -> Sequence[Drafted]:
+    """As of `grammars.drafts.ShowsDrafts`."""
+    found = [Drafted()] * len(run.step.rows)
     for part in run.parts:
         if not isinstance(part, DraftPart):
             continue
@@ -137,5 +137,5 @@ def shown_drafts(run: StepRun, ask: AskMasks) -> Sequence[Guessed]:
             drafted = [row for row, num in enumerate(run.batch.drafts) if num]
             drafts = on_host.split([run.batch.drafts[row] for row in drafted])
             for row, tokens, parents in zip(drafted, drafts, part.form.parents(run), strict=True):
-                found[run.batch.order[row]] = Guessed(tokens.tolist(), parents)
+                found[run.batch.order[row]] = Drafted(tokens.tolist(), parents)
     return found

@@ -24,7 +24,7 @@ from reference_impl.core.worker_feature import DraftPositions
 
 # (logits [rows, vocab_size]; slots [rows]; positions [rows], which are guessed; the guesses of this step before each of
 # them: how many, that lie in its slot, or which, [rows, number]) -> scores of the same shape.
-GuessScores = Callable[[Tensor, Sequence[int], Tensor, int | Tensor], Tensor]
+DraftScores = Callable[[Tensor, Sequence[int], Tensor, int | Tensor], Tensor]
 
 
 def moved_as_the_targets(run: StepRun, logits: Tensor, at: DraftPositions) -> Tensor:
@@ -40,7 +40,7 @@ def moved_as_the_targets(run: StepRun, logits: Tensor, at: DraftPositions) -> Te
 
 
 def texts_before(slots: Sequence[int], positions: Tensor, before: int | Tensor, of: Slots) -> list[tuple[int, ...]]:
-    """On the host: the guesses of this step before each position; as of `GuessScores`."""
+    """On the host: the guesses of this step before each position; as of `DraftScores`."""
     if not isinstance(before, Tensor):
         back = torch.arange(before, 0, -1, device=of.device)
         slot = to_device({"slot": np.array(slots)}, of.device)["slot"]

@@ -20,14 +20,14 @@ class BooksDrafts(EngineFeature):
 
     def __init__(self, planner: Planner, acceptance: str, num_draft_levels: int):
         self.planner, self.acceptance, self.num_draft_levels = planner, acceptance, num_draft_levels
-        self.num_broken_guesses = 0  # that came of a draft's logits which are not numbers
+        self.num_broken_drafts = 0  # that came of a draft's logits which are not numbers
 
     def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
         if not self.planner.has_drafted:
             return reply, None
         plan, requests = flight.plan, flight.requests
-        if reply.broken_guesses:
-            self._note_broken(plan, reply.broken_guesses)
+        if reply.broken_drafts:
+            self._note_broken(plan, reply.broken_drafts)
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
         drafted = [requests[row.request_id] for row in plan.rows if row.num_drafts]
@@ -50,13 +50,13 @@ class BooksDrafts(EngineFeature):
         return done._replace(plan=plan, num_sampled=num_sampled)
 
     def _note_broken(self, plan: StepPlan, number: int) -> None:
-        if not self.num_broken_guesses:
+        if not self.num_broken_drafts:
             logger.warning(
                 "step %d: of the model that guesses, %d guesses came of logits that are not numbers (NaN or infinite): "
                 "texts stay right, and such guesses cost time for nothing. Its weights may be broken, or too large for "
-                "its dtype; this is said once, Engine.num_broken_guesses counts on", plan.step_id, number,
+                "its dtype; this is said once, Engine.num_broken_drafts counts on", plan.step_id, number,
             )  # fmt: skip
-        self.num_broken_guesses += number
+        self.num_broken_drafts += number
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:

@@ -47,7 +47,7 @@ from reference_impl.features.speculative.draft_model import (
     slots_of,
     with_drawn,
 )
-from reference_impl.features.speculative.draft_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import DraftScores
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
 from reference_impl.models.quantization.head import StoredHead
 
@@ -160,14 +160,14 @@ class FeatureDraft:
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
         """As `DraftModel.lay_out`."""
-        return lay_out_guesses(rows, slots)
+        return lay_out_drafts(rows, slots)
 
-    def guess(
+    def propose(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores, replay: Replay | None = None,
+        scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q, and
-        takes replay, as `DraftModel.guess` does."""
+        takes replay, as `DraftModel.propose` does."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             rows = mine["slots"]
@@ -218,7 +218,7 @@ class FeatureDraft:
         return found.clamp(0, self.model.config.vocab_size - 1)
 
 
-def lay_out_guesses(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
+def lay_out_drafts(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
     """Of a step's rows, which begin at what is computed in their slots: a batch for each guess, of the rows that get
     one. Guess n comes of position start - 1 + n; that of guess 0 is computed already."""
     passes: list[HostBatch] = []

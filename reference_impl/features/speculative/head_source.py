@@ -18,7 +18,7 @@ from reference_impl.features.speculative.model_source import ModelSource, ModelS
 from reference_impl.features.speculative.sources import StepSource
 from reference_impl.features.speculative.tree import Tree
 from reference_impl.features.speculative.tree_growing import grow_trees
-from reference_impl.features.speculative.tree_head import Level, guess_tree, lay_out_levels, level_arrays
+from reference_impl.features.speculative.tree_head import Level, lay_out_levels, level_arrays, propose_tree
 from reference_impl.features.speculative.tree_layout import Places, Rows, kept_arrays, without_branches
 from reference_impl.interfaces import Sampler, StepRow
 
@@ -117,7 +117,7 @@ class TreeHeadStep(HeadStep):
             run.tensors["draft.tokens"] = self.grown
             return None
         source, replay = self.source, None if self.source.graphs is None else self.source.graphs.replay_of_nodes()
-        run.tensors["draft.tokens"], q = guess_tree(
+        run.tensors["draft.tokens"], q = propose_tree(
             self.head, self.levels, run.tensors, run.worker.slots, source.draws, self.scores_for(run), replay
         )
         return q

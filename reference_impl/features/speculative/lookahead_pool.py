@@ -38,7 +38,7 @@ class Lookahead:
         self.pool[t["slots"]] = NOTHING
         self.begin[t["slots"]] = 0
 
-    def guess(self, slots: Tensor, last: Tensor) -> Tensor:
+    def propose(self, slots: Tensor, last: Tensor) -> Tensor:
         """[rows, nodes] int64. slots, last [rows]: the last known token. Where the pool has too few n-grams, other
         candidates are of token 0."""
         pool, place = self.pool[slots], torch.arange(POOLED, device=slots.device)

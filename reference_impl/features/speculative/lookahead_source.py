@@ -54,7 +54,7 @@ class LookaheadStep(StepSource):
         if run.batch.drafts:
             rows = t["draft.slots"]
             last = slots.tokens[rows, slots.computed[rows] + t["draft.known"] - 1].long()
-            t["draft.tokens"] = self.lookahead.guess(rows, last)[t["draft.row"], t["draft.nth"]]
+            t["draft.tokens"] = self.lookahead.propose(rows, last)[t["draft.row"], t["draft.nth"]]
         return None
 
     def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:

@@ -30,7 +30,7 @@ from reference_impl.core.linear import Linear
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.features.speculative.draft_model import Replay, by_pass, slots_of, with_drawn
-from reference_impl.features.speculative.draft_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import DraftScores
 from reference_impl.interfaces import StepRow
 
 
@@ -92,12 +92,12 @@ class MedusaDraft:
         nth = np.concatenate([np.arange(num) for num in batch.query_lens])
         return [replace(batch, arrays={"slots": slot, "row": row, "nth": nth, "sampling_slots": slot[row]})]
 
-    def guess(
+    def propose(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-        scores: GuessScores, replay: Replay | None = None,
+        scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet,
+        `DraftModel.propose` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet,
         unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):

@@ -21,7 +21,7 @@ from reference_impl.features.graphs.worker import GraphWorker
 from reference_impl.features.speculative.draft_graphs import PassGraphs, decoder_of_passes
 from reference_impl.features.speculative.draft_model import DraftModel, arrays_of
 from reference_impl.features.speculative.draft_scores import (
-    GuessScores,
+    DraftScores,
     moved_as_the_targets,
     not_numbers,
     texts_before,
@@ -101,12 +101,12 @@ class ModelStep(StepSource):
         if self.passes:
             replay = None if source.graphs is None else source.graphs.replay_of_passes()
             with self.timed(run):
-                q = source.draft.guess(self.passes, run.tensors, slots, source.draws, self.scores_for(run), replay)
+                q = source.draft.propose(self.passes, run.tensors, slots, source.draws, self.scores_for(run), replay)
         if run.batch.drafts:
             run.tensors["draft.tokens"] = take_drafts(slots, run.tensors)
         return q
 
-    def scores_for(self, run: StepRun) -> GuessScores:
+    def scores_for(self, run: StepRun) -> DraftScores:
         """What drafts are drawn from: see draft_scores.py. ValueError for logits of another shape, of a model that is
         not what its config says."""
 
@@ -134,7 +134,7 @@ class ModelStep(StepSource):
     def ended(self, run: StepRun) -> None:
         if self.broken is not None:
             on_host = to_host(self.broken)  # read when the step is collected
-            run.reports["broken_guesses"] = lambda: int(on_host)
+            run.reports["broken_drafts"] = lambda: int(on_host)
 
     @contextmanager
     def timed(self, run: StepRun) -> Iterator[None]:

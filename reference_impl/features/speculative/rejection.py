@@ -37,9 +37,9 @@ from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.interfaces import Opened
 
 # Added to a sample's number (of which there are fewer than 2^30), they give random numbers of their own, by `philox`:
-# GUESS to what a draft model guesses, VERDICT to whether a guess is kept and what stands in its place. A token that is
+# DRAFT to what a draft model guesses, VERDICT to whether a guess is kept and what stands in its place. A token that is
 # drawn without a guess has the position's number, as ever.
-GUESS, VERDICT = 1 << 31, 1 << 30
+DRAFT, VERDICT = 1 << 31, 1 << 30
 
 
 def verified(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:

@@ -14,21 +14,21 @@ import operator
 from typing import Any
 
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
-from reference_impl.features.grammars.drafts import allowed_guesses
+from reference_impl.features.grammars.drafts import allowed_drafts
 from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState, StepPlan
 
 
 class Drafting(Scheduler):
     """num_drafts: guesses that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
-    own proposer. shows_guesses: whether the host sees those of the worker before it sends masks."""
+    own proposer. shows_drafts: whether the host sees those of the worker before it sends masks."""
 
     def __init__(
-        self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, shows_guesses: bool = False,
+        self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, shows_drafts: bool = False,
         **options: Any,
     ):  # fmt: skip
         super().__init__(*core, **options)
-        self.shows_guesses = shows_guesses
-        self.has_guesses = True  # whether there may be any in the step that is planned: asked for each row, if so
+        self.shows_drafts = shows_drafts
+        self.has_drafts = True  # whether there may be any in the step that is planned: asked for each row, if so
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
         self._useful: dict[str, int] = {}  # in the step that is planned, as of `useful_drafts`
@@ -39,7 +39,7 @@ class Drafting(Scheduler):
 
     def cut(self, shares: Shares, left: int) -> Shares:
         """Guesses of requests that rank before a prompt come before its chunk."""
-        if not self.has_guesses:
+        if not self.has_drafts:
             return super().cut(shares, left)
         cut = []
         for request, missing in shares:
@@ -49,7 +49,7 @@ class Drafting(Scheduler):
         return cut
 
     def continue_running(self, shares: Shares, plan: OpenPlan) -> None:
-        if not self.has_guesses:
+        if not self.has_drafts:
             return super().continue_running(shares, plan)
         num_decoding = sum(request.num_missing_tokens == 1 for request, _ in shares)
         left = max(0, plan.budget - num_decoding)  # for chunks and drafts, as in `cut`
@@ -72,7 +72,7 @@ class Drafting(Scheduler):
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
         are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
         where the host does not see the guesses, which its masks depend on."""
-        seen = self.host_proposer is not None or self.shows_guesses
+        seen = self.host_proposer is not None or self.shows_drafts
         if request.holds or request.children or (request.grammar is not None and not seen):
             return 0
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
@@ -86,7 +86,7 @@ class Drafting(Scheduler):
         if self.host_proposer is not None:
             drafts = _propose(self.host_proposer, request, num_drafts)
             if request.grammar is not None:
-                drafts = allowed_guesses(request, drafts)
+                drafts = allowed_drafts(request, drafts)
             num_drafts = len(drafts)
         fits = num_drafts and 1 + num_drafts <= plan.budget and self.kv.reserve(request, 1 + num_drafts)
         if fits:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Who makes the drafts of one step. ask_masks: while masks can be asked for (`GuessesLater`)."""
+    """Who makes the drafts of one step. ask_masks: while masks can be asked for (`DraftsLater`)."""
 
     ask_masks: AskMasks | None = None
 

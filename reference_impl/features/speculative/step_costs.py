@@ -99,14 +99,14 @@ class Times:
 
 @dataclass
 class StepCosts:
-    """plain: the target's seconds by how many rows it has, of steps without guesses. alone: the same, of steps in which
-    a model that guesses was off; then they are shorter, since it takes room in the processor's caches. guessing: by how
-    many tokens the target computes, of steps with guesses. drafting: of a model that guesses, by how many guesses it
-    makes one after another."""
+    """plain: the target's seconds by how many rows it has, of steps without drafts. alone: the same, of steps in which
+    the draft model was off; then they are shorter, since it takes room in the processor's caches. verifying: the
+    target's by how many tokens it computes, of steps with drafts. drafting: the draft model's, by how many tokens it
+    drafts one after another."""
 
     plain: Times = field(default_factory=Times)
     alone: Times = field(default_factory=Times)
-    guessing: Times = field(default_factory=Times)
+    verifying: Times = field(default_factory=Times)
     drafting: Times = field(default_factory=Times)
     all_decode: bool = False  # in the newest step
     num_steps: int = 0
@@ -128,12 +128,12 @@ class StepCosts:
         if is_plain and counts:
             self.plain.add(num_rows, seconds - drafting, self.num_steps)
         elif not is_plain:
-            self.guessing.add(num_tokens, seconds - drafting, self.num_steps)
+            self.verifying.add(num_tokens, seconds - drafting, self.num_steps)
         if drafting:
             self.drafting.add(max([row.num_drafts for row in plan.rows]), drafting, self.num_steps)
         if counts:
             self._tokens += WEIGHT * (num_given - self._tokens)
-            usual = (self.plain if is_plain else self.guessing).seconds.get(_rounded(num_tokens))
+            usual = (self.plain if is_plain else self.verifying).seconds.get(_rounded(num_tokens))
             most = seconds if usual is None else STALL * (usual + drafting)
             self._time += WEIGHT * (min(seconds, most) - self._time)
         self.all_decode, self._after_plain = True, is_plain
@@ -159,10 +159,10 @@ class StepCosts:
         """Whether a step without guesses was seen with half so many rows: from fewer, nothing follows for these."""
         return num_rows <= 2 * max(self.plain.seconds, default=0)
 
-    def has_guesses_like(self, num_rows: int) -> bool:
+    def has_drafts_like(self, num_rows: int) -> bool:
         """Whether a step with guesses was seen that had as many tokens: what is free for one request may not be for
         many."""
-        return max(self.guessing.seconds, default=0) >= _rounded(num_rows)
+        return max(self.verifying.seconds, default=0) >= _rounded(num_rows)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """The target's, of a step without guesses; None until some were seen."""
@@ -176,7 +176,7 @@ class StepCosts:
         known = times.seconds.get(_rounded(num_rows))
         if known is not None:
             return known
-        line = self.guessing.line()  # as if a row more were a guess more
+        line = self.verifying.line()  # as if a row more were a guess more
         return times.at(num_rows, slope=0.0 if line is None else line.slope)
 
     @property
@@ -186,19 +186,19 @@ class StepCosts:
 
     def slope(self, num_rows: int) -> float | None:
         """The target's seconds for one more guess; None until steps with guesses and without were seen."""
-        plain, line = self.plain_seconds(num_rows), self.guessing.line(num_rows)
-        if plain is None or not self.guessing.seconds:
+        plain, line = self.plain_seconds(num_rows), self.verifying.line(num_rows)
+        if plain is None or not self.verifying.seconds:
             return None
         if line is not None:
             return line.slope
-        size, seconds = max(self.guessing.seconds.items())
+        size, seconds = max(self.verifying.seconds.items())
         return max(0.0, (seconds - plain) / (size - num_rows)) if size > num_rows else 0.0
 
-    def seconds(self, num_rows: int, num_guesses: int, depth: int) -> float:
+    def seconds(self, num_rows: int, num_drafts: int, depth: int) -> float:
         """Of a step of so many rows, with so many guesses together, of one row `depth` at most. Some with guesses and
         some without were seen."""
-        if num_guesses:
-            found = self.guessing.at(num_rows + num_guesses, num_rows, self.slope(num_rows) or 0.0)
+        if num_drafts:
+            found = self.verifying.at(num_rows + num_drafts, num_rows, self.slope(num_rows) or 0.0)
         else:
             found = self.plain_seconds(num_rows)
         assert found is not None

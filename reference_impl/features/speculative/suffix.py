@@ -82,7 +82,7 @@ class _Reader:
             self.state = self.automaton.link[self.state]
         self.state, self.matched = self.automaton.follow(self.state, self.matched, token)
 
-    def guess(self, k: int) -> list[int]:
+    def propose(self, k: int) -> list[int]:
         text = self.automaton.text
         found = copied(text, self.automaton.end[self.state], k) if self.automaton.end[self.state] < len(text) else []
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
@@ -127,7 +127,7 @@ class SuffixProposer:
             known = self._known[request.id] = _Known(self._shared)
         known.read(request.tokens)
         for reader in sorted(known.readers, key=lambda reader: -reader.matched):  # of equally long ones its own text
-            if reader.matched >= self.shortest and (found := reader.guess(min(k, reader.matched))):
+            if reader.matched >= self.shortest and (found := reader.propose(min(k, reader.matched))):
                 return found
         return ()
 

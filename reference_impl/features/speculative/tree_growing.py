@@ -31,7 +31,7 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.speculative.draft_model import ReplayNodes
-from reference_impl.features.speculative.draft_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import DraftScores
 from reference_impl.features.speculative.feature_head import FeatureDraft
 from reference_impl.features.speculative.growth import Growth
 from reference_impl.features.speculative.tree import ROOT, Tree
@@ -88,11 +88,11 @@ class Noise:
 
 
 def grow_trees(
-    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: GuessScores,
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: DraftScores,
     sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> tuple[list[Tree], Tensor]:  # fmt: skip
     """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row. replay: as of
-    `guess_tree`."""
+    `propose_tree`."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}
     levels = [growth.levels_of(row.num_drafts) for row in rows]
@@ -105,7 +105,7 @@ def grow_trees(
 
 
 def grow(
-    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: GuessScores,
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: DraftScores,
     sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> Grown:  # fmt: skip
     """rows [R]: with room for width x (num_levels - 1) nodes."""
@@ -148,7 +148,7 @@ def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
 
 
 def _moved(
-    rows: Sequence[StepRow], first: Tensor, scores: GuessScores, noise: Noise | None, logits: Tensor, path: Tensor
+    rows: Sequence[StepRow], first: Tensor, scores: DraftScores, noise: Noise | None, logits: Tensor, path: Tensor
 ) -> Tensor:
     """By which children are chosen, logarithms. path [R, nodes, depth]. first [R]: the position of level 0."""
     num_nodes, depth = path.shape[1:]

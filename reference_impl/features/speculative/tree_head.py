@@ -29,9 +29,9 @@ from reference_impl.core.staging import Arrays
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.speculative.candidates import drawn_without_replacement
 from reference_impl.features.speculative.draft_model import PREFIX, ReplayNodes, by_pass
-from reference_impl.features.speculative.draft_scores import GuessScores
+from reference_impl.features.speculative.draft_scores import DraftScores
 from reference_impl.features.speculative.feature_head import FeatureDraft
-from reference_impl.features.speculative.rejection import GUESS, filtered
+from reference_impl.features.speculative.rejection import DRAFT, filtered
 from reference_impl.features.speculative.tree import ROOT, Tree
 from reference_impl.features.speculative.tree_layout import Rows, padded
 from reference_impl.interfaces import StepRow
@@ -75,7 +75,7 @@ def _lay_out_level(
         "logits_indices": np.flatnonzero(depths == depth),
         "lag": batch.arrays["offset"] - depths,
         "ancestors": np.concatenate([_among(rows.trees[n], computed[n]) for n in order]),
-        "guess": np.array([rows.base[n] + node for n, node in nodes]),
+        "draft": np.array([rows.base[n] + node for n, node in nodes]),
         "before": np.array([n * size + 1 + rows.trees[n].parents[node] for n, node in nodes]),
         "parent_slots": np.array([step_rows[n].slot for n, _ in parents]),
     }
@@ -106,7 +106,7 @@ def level_arrays(
     levels: Sequence[Level], step_rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler,
     places: Mapping[tuple[int, int], int],
 ) -> Arrays:  # fmt: skip
-    """What `guess_tree` looks up, and draws, by. places: as of `verdict_arrays`; with some, also unseeded, place,
+    """What `propose_tree` looks up, and draws, by. places: as of `verdict_arrays`; with some, also unseeded, place,
     numbers: which of the P, which of the N, and u of `drawn_without_replacement`."""
     found: Arrays = {}
     for number, level in enumerate(levels):
@@ -118,23 +118,23 @@ def level_arrays(
             arrays["unseeded"] = np.array(unseeded)
             arrays["place"] = np.array([places[level.parents[at]] for at in unseeded])
             arrays["numbers"] = uniform(
-                s["seed"].view(np.uint64), s["sample_index"] + GUESS, lengths[unseeded], siblings
+                s["seed"].view(np.uint64), s["sample_index"] + DRAFT, lengths[unseeded], siblings
             )
         found |= {f"{PREFIX}{number}.{name}": array for name, array in arrays.items()}
     return found
 
 
-def guess_tree(
+def propose_tree(
     draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
-    scores: GuessScores, replay: ReplayNodes | None = None,
+    scores: DraftScores, replay: ReplayNodes | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The D guesses, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
     with the `level_arrays`, on the device. replay: by which passes are computed, as far as it can."""
-    num_rows, num_guesses = len(levels[0].parents), len(t["draft.row"])
+    num_rows, num_drafts = len(levels[0].parents), len(t["draft.row"])
     passes = by_pass(t, len(levels))
     size = 1 + max(int(level.arrays["node"].max()) for level in levels)
     hidden_of = draft.ahead.new_zeros(max(size, num_rows), draft.ahead.shape[1])
-    tokens = t["draft.row"].new_zeros(num_guesses + 1)  # the last one is that of children that there are not
+    tokens = t["draft.row"].new_zeros(num_drafts + 1)  # the last one is that of children that there are not
     q = None
     for number, (level, mine) in enumerate(zip(levels, passes, strict=True)):
         if level.batch is None:
@@ -142,16 +142,16 @@ def guess_tree(
             logits = draft.model.logits(hidden).to(draft.logits_dtype)
         else:
             logits, hidden = of_nodes(
-                draft, level.batch, mine, slots, tokens[mine["guess"]], hidden_of[mine["before"]], replay
+                draft, level.batch, mine, slots, tokens[mine["draft"]], hidden_of[mine["before"]], replay
             )
         hidden_of.index_copy_(0, mine["node"], hidden)
         mine["sample_positions"] = slots.computed.index_select(0, mine["parent_slots"]) + 1 + number
         moved = scores(logits, level.arrays["parent_slots"].tolist(), mine["sample_positions"], tokens[mine["path"]])
-        tokens[mine["child"]], probs = _guessed(moved, mine, sampler)
+        tokens[mine["child"]], probs = _drawn(moved, mine, sampler)
         if probs is not None:
             q = probs.new_zeros(len(t["draft.tree.at"]), probs.shape[1]) if q is None else q
             q.index_copy_(0, mine["place"], probs)
-    return tokens[:num_guesses], q
+    return tokens[:num_drafts], q
 
 
 def of_nodes(
@@ -167,7 +167,7 @@ def of_nodes(
     return draft.model.logits(hidden).to(draft.logits_dtype), hidden
 
 
-def _guessed(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:
+def _drawn(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:
     """[P, most children] int64; and what they were drawn from, of those that were. logits [P, vocab_size]."""
     width = t["child"].shape[1]
     if isinstance(sampler, GumbelSampler):

@@ -262,7 +262,7 @@ def test_rows_that_are_no_numbers_leave_the_others_as_they_are() -> None:
 
 
 def test_numbers_of_two_purposes_are_never_the_same() -> None:
-    purposes = (0, rejection.GUESS, rejection.VERDICT)
+    purposes = (0, rejection.DRAFT, rejection.VERDICT)
     found = [uniform(7, sample_index + purpose, range(200)) for purpose in purposes for sample_index in range(4)]
     assert len({row.tobytes() for row in found}) == 12
     for one, other in zip(found, found[4:], strict=False):
