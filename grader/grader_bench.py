@@ -1,4 +1,5 @@
-"""`inferlab bench grader`: seconds a submission of lab 02, against stock nbgrader on the same submissions in one run.
+"""`inferlab bench grader`: seconds a submission of a lab, against stock nbgrader on the same submissions in one run; of
+the clock, and of processors (user and system, of all processes of a command that have ended).
 
 The class is made of the lab's own cases: the reference, correct variants and wrong solutions, in turn. Ours is the
 whole command `inferlab grade run`, with its sandbox; stock is the whole command `nbgrader autograde`, which runs every
@@ -27,39 +28,45 @@ import typer
 
 GOAL_SECONDS = 0.8  # a submission, with two workers
 GOAL_MINUTES, GOAL_GIB = 6.0, 2.0  # for 500 submissions
-LAB = "02"
 SAMPLE_SECONDS = 1.0
 STOCK_CELL_SECONDS = 60  # stock's limit for one cell, so that a mutant which never ends costs no more
 
 
 def grader(
+    lab: Annotated[str, typer.Option(help="Which lab, by its number.")] = "02",
     submissions: Annotated[int, typer.Option(min=2, help="How many the class hands in.")] = 40,
     stock: Annotated[int, typer.Option(min=1, help="How many of them stock nbgrader grades.")] = 8,
     workers: Annotated[int, typer.Option(min=1, help="Submissions at once in our run.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of both.")] = 2,
     save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/grader.json.")] = False,
 ) -> None:
-    """Grading lab 02, isolated and with several workers, against stock nbgrader autograde without isolation."""
+    """Grading a lab, isolated and with several workers, against stock nbgrader autograde without isolation."""
     harness = importlib.import_module("reference_impl.bench.harness")
-    result = {"stamp": harness.stamp(), "goal": _goal(), **run(submissions, min(stock, submissions), workers, rounds)}
-    ours, theirs, ratio = result["ours"], result["stock"], result["ratio"]
+    result = {
+        "stamp": harness.stamp(),
+        "goal": _goal(),
+        **run(lab, submissions, min(stock, submissions), workers, rounds),
+    }
+    ours, theirs, ratio, of_cpu = (result[name] for name in ("ours", "stock", "ratio", "cpu_ratio"))
     typer.echo(f"ours:  {ours['seconds_a_submission']['median']:.2f} s a submission, {submissions} in "
                f"{ours['seconds']['median']:.0f} s, peak {ours['peak_bytes'] / 2**30:.2f} GiB")  # fmt: skip
     typer.echo(f"stock: {theirs['seconds_a_submission']['median']:.2f} s a submission, {theirs['submissions']} of them")
     typer.echo(f"ratio: {ratio['median']:.1f}x faster ({ratio['min']:.1f} to {ratio['max']:.1f})")
+    typer.echo(f"processor seconds: ours {ours['cpu_seconds']['median']:.0f} for {submissions}, stock "
+               f"{theirs['cpu_seconds']['median']:.0f} for {theirs['submissions']}; a submission takes ours "
+               f"{of_cpu['median']:.2f}x of stock's ({of_cpu['min']:.2f} to {of_cpu['max']:.2f})")  # fmt: skip
     if save:
         typer.echo(f"wrote {harness.save('grader', result)}")
 
 
-def run(submissions: int, stock: int, workers: int, rounds: int) -> dict[str, Any]:
+def run(lab: str, submissions: int, stock: int, workers: int, rounds: int) -> dict[str, Any]:
     """Both commands in turn, in folders of their own. Raises CourseError, RuntimeError where one of them fails."""
     harness = importlib.import_module("reference_impl.bench.harness")
-    ours: list[float] = []
-    theirs: list[float] = []
+    ours, theirs, our_cpu, their_cpu = ([] for _ in range(4))  # type: tuple[list[float], ...]
     peaks: list[int] = []
     with tempfile.TemporaryDirectory(prefix="bench-grader-") as folder:
         course, plain = Path(folder, "course"), Path(folder, "stock")
-        slug = _make_course(course, submissions)
+        slug = _make_course(course, lab, submissions)
         _make_stock(plain, course, slug, stock)
         ours_command = [*_python("grader.cli", "main"), "grade", "run", slug, "--all", "--workers", str(workers),
                         "--course", str(course)]  # fmt: skip
@@ -67,22 +74,28 @@ def run(submissions: int, stock: int, workers: int, rounds: int) -> dict[str, An
                          f"--ExecutePreprocessor.timeout={STOCK_CELL_SECONDS}",
                          f"--Execute.timeout={STOCK_CELL_SECONDS}"]  # fmt: skip
         for _ in range(rounds):
-            seconds, peak = _timed(ours_command, course)
+            seconds, cpu, peak = _timed(ours_command, course)
             ours.append(seconds)
+            our_cpu.append(cpu)
             peaks.append(peak)
-            theirs.append(_timed(stock_command, plain)[0])
+            seconds, cpu, _ = _timed(stock_command, plain)
+            theirs.append(seconds)
+            their_cpu.append(cpu)
         statuses = _statuses(course, slug, submissions)
     each, each_stock = [s / submissions for s in ours], [s / stock for s in theirs]
     return {
         "lab": slug,
         "ours": {
             "submissions": submissions, "workers": workers, "seconds": harness.spread(ours),
+            "cpu_seconds": harness.spread(our_cpu),
             "seconds_a_submission": harness.spread(each), "peak_bytes": max(peaks), "statuses": statuses,
         },
         "stock": {
-            "submissions": stock, "seconds": harness.spread(theirs), "seconds_a_submission": harness.spread(each_stock),
+            "submissions": stock, "seconds": harness.spread(theirs), "cpu_seconds": harness.spread(their_cpu),
+            "seconds_a_submission": harness.spread(each_stock),
         },
         "ratio": harness.ratio(each_stock, each),
+        "cpu_ratio": harness.ratio([s / submissions for s in our_cpu], [s / stock for s in their_cpu]),
     }  # fmt: skip
 
 
@@ -94,7 +107,7 @@ def _python(module: str, name: str) -> list[str]:
     return [sys.executable, "-P", "-c", f"from {module} import {name}; {name}()"]
 
 
-def _make_course(course: Path, submissions: int) -> str:
+def _make_course(course: Path, lab: str, submissions: int) -> str:
     """A course with this many submissions taken in; returns the lab's slug."""
     from grader.course import new_course, open_course
     from grader.courses import grading
@@ -103,7 +116,7 @@ def _make_course(course: Path, submissions: int) -> str:
 
     new_course(course)
     root = open_course(course)
-    slug, release = grading.release(root, LAB, data_root() / "solutions")
+    slug, release = grading.release(root, lab, data_root() / "solutions")
     handed = course.parent / "handed"
     handed.mkdir()
     classes = _cases(root / "solutions" / slug / release.name, data_root() / "tests" / "labs" / slug)
@@ -151,19 +164,20 @@ def _make_stock(plain: Path, course: Path, slug: str, stock: int) -> None:
         raise RuntimeError(f"stock nbgrader could not release the lab: {made.stderr[-2000:]}")
 
 
-def _timed(command: list[str], folder: Path) -> tuple[float, int]:
-    """Seconds of a command, and the most memory that it and its processes held at once, in bytes."""
+def _timed(command: list[str], folder: Path) -> tuple[float, float, int]:
+    """Seconds of a command, processor seconds, and the most memory that it and its processes held at once, in bytes."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
         peak = _Peak(process.pid)
-        status = process.wait()
+        _, ended, used = os.wait4(process.pid, 0)
+        status = process.returncode = os.waitstatus_to_exitcode(ended)
         seconds = time.perf_counter() - began
         peak.stop()
         said.seek(0)
         if status:
             raise RuntimeError(f"{' '.join(command[3:])} failed: {said.read()[-2000:].decode('utf-8', 'replace')}")
-    return seconds, peak.bytes
+    return seconds, used.ru_utime + used.ru_stime, peak.bytes
 
 
 class _Peak:
