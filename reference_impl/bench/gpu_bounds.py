@@ -7,11 +7,11 @@ quantized weights count with their scales; `tests/bench/test_gpu_bounds.py` prov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from reference_impl.assembly.engine import Engine
 from reference_impl.core.linear import Linear
@@ -83,43 +83,23 @@ def work_of(engine: Engine) -> Work:
     model, c = engine.model, engine.model.config
     head = model.embedding if model.lm_head is None else model.lm_head
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-    in_experts = {linear for mixture in mixtures for linear in linears(mixture)}
-    shared = [linear for linear in linears(model) if linear not in in_experts]
-    num_bytes = nbytes(head) + sum(nbytes(mixture.router) for mixture in mixtures)
-    work = Work(
-        shared=float(num_bytes + sum(linear_bytes(linear) for linear in shared)),
+    inside = {module for mixture in mixtures for module in mixture.modules() if isinstance(module, Linear)}
+    stacked = [matrix for mixture in mixtures for matrix in mixture.experts.parts().values()]
+    shared, params = _size([linear for linear in model.linears() if linear not in inside], [m.router for m in mixtures])
+    in_experts, expert_params = _size(inside, stacked)
+    experts, chosen = (c.experts.num_experts, c.experts.experts_per_token) if c.experts else (0, 0)
+    return Work(
+        shared=shared + head.nbytes,
         kv=float(sum(spec.bytes_per_token for spec in engine.kv_specs)),
-        params=float(sum(linear.num_parameters() for linear in shared) + sum(m.router.numel() for m in mixtures)),
+        params=params + expert_params * chosen / max(1, experts),
         head=float(c.vocab_size * c.hidden_size),
         pair=4.0 * c.num_layers * c.num_heads * c.head_dim,
-    )
-    if not mixtures or c.experts is None:
-        return work
-    n = c.experts.num_experts
-    inside = [expert_size(mixture) for mixture in mixtures]
-    return replace(
-        work,
-        params=work.params + sum(count for _, count in inside) / n * c.experts.experts_per_token,
-        expert=sum(size for size, _ in inside) / n / len(mixtures),
-        experts=n, chosen=c.experts.experts_per_token, expert_layers=len(mixtures),
+        expert=in_experts / max(1, experts * len(mixtures)),
+        experts=experts, chosen=chosen, expert_layers=len(mixtures),
     )  # fmt: skip
 
 
-def expert_size(mixture: MixtureOfExperts) -> tuple[float, float]:
-    """(bytes, parameters) of all experts of a layer, whether each has linear layers or all are in stacked tensors."""
-    inside = linears(mixture)
-    stacked = [t for t in vars(mixture.experts).values() if isinstance(t, Tensor) and t.ndim == 3]
-    num_bytes = sum(linear_bytes(linear) for linear in inside) + sum(nbytes(t) for t in stacked)
-    return num_bytes, sum(linear.num_parameters() for linear in inside) + sum(t.numel() for t in stacked)
-
-
-def linears(module: nn.Module) -> list[Linear]:
-    return [part for part in module.modules() if isinstance(part, Linear)]
-
-
-def linear_bytes(linear: Linear) -> int:
-    return sum(nbytes(t) for t in linear.params.values())
-
-
-def nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
+def _size(linears: Collection[Linear], tensors: Sequence[Tensor]) -> tuple[float, float]:
+    """(bytes, parameters) of all of them."""
+    num_bytes = sum(linear.weight_bytes() for linear in linears) + sum(tensor.nbytes for tensor in tensors)
+    return num_bytes, sum(linear.num_parameters() for linear in linears) + sum(tensor.numel() for tensor in tensors)

@@ -21,16 +21,7 @@ import torch
 from reference_impl.assembly.llm import LLM, Generation
 from reference_impl.bench import harness, kernel_cases, kernels
 from reference_impl.bench.gpu_bounds import work_of
-from reference_impl.bench.gpu_engines import (
-    TOKENS,
-    Bench,
-    Tokens,
-    greedy,
-    prompts_of,
-    requests,
-    statistics_of,
-    timed,
-)
+from reference_impl.bench.gpu_engines import TOKENS, Bench, Tokens, greedy, prompts_of, requests, statistics_of, timed
 from reference_impl.bench.gpu_peers import PEER_ROWS, peers
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.bench.kernel_work import Place
@@ -43,30 +34,12 @@ GRAPH_KERNELS = 1000
 # Decoding: one stream, a sweep of batch sizes, experts, and how long the GPU is idle.
 
 
+@dataclass(frozen=True)
 class Decoding:
-    """`with Decoding(llm, prompts, steps)`: all prompts are computed, and all requests decode, for at least `steps`."""
+    """Requests of an engine that all decode."""
 
-    def __init__(self, llm: LLM, prompts: Tokens, steps: int, warm: int = 8):
-        self.llm, self.prompts, self.steps, self.warm = llm, prompts, steps + warm + 8, warm
-        self.running: list[Generation] = []
-
-    def __enter__(self) -> Decoding:
-        sampling = greedy(self.steps + len(self.prompts))
-        try:
-            self.running += [self.llm.start(prompt, sampling) for prompt in self.prompts]
-            waits_for = {generation.request.id for generation in self.running}
-            while waits_for:
-                waits_for.difference_update(self.llm.step().tokens)
-            for _ in range(self.warm):
-                self.step()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for generation in self.running:
-            self.llm.leave(generation)
+    llm: LLM
+    running: list[Generation]
 
     def step(self) -> None:
         """RuntimeError if a request got no token: then the window would time something else."""
@@ -78,18 +51,37 @@ class Decoding:
         return statistics.mean(generation.request.num_computed_tokens for generation in self.running)
 
 
+@contextlib.contextmanager
+def decoding(llm: LLM, prompts: Tokens, steps: int, warm: int = 8) -> Iterator[Decoding]:
+    """All prompts are computed, and all requests decode, for at least `steps` after `warm` others."""
+    sampling = greedy(steps + warm + 8 + len(prompts))
+    running: list[Generation] = []
+    try:
+        running += (llm.start(prompt, sampling) for prompt in prompts)
+        waits_for = {generation.request.id for generation in running}
+        while waits_for:
+            waits_for.difference_update(llm.step().tokens)
+        found = Decoding(llm, running)
+        for _ in range(warm):
+            found.step()
+        yield found
+    finally:
+        for generation in running:
+            llm.leave(generation)
+
+
 def steady(
     bench: Bench, name: str, llm: LLM, prompts: Tokens, windows: int, steps: int, warm: int = 8
 ) -> Row:  # fmt: skip
     """Windows of equal steps in which all requests decode; the limit: steps in which each has the mean context."""
     windows, steps = bench.pick((windows, steps), (2, 2))
-    with Decoding(llm, prompts, windows * steps, bench.pick(warm, 2)) as decoding:
-        marks, contexts = [time.perf_counter()], [decoding.context()]
+    with decoding(llm, prompts, windows * steps, bench.pick(warm, 2)) as running:
+        marks, contexts = [time.perf_counter()], [running.context()]
         for _ in range(windows):
             for _ in range(steps):
-                decoding.step()
+                running.step()
             marks.append(time.perf_counter())
-            contexts.append(decoding.context())
+            contexts.append(running.context())
     seconds = [(b - a) / steps for a, b in itertools.pairwise(marks)]
     means = [(a + b) / 2 for a, b in itertools.pairwise(contexts)]
     count, context, work = len(prompts), statistics.median(means), work_of(llm.engine)
@@ -122,19 +114,19 @@ def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
     """
     size, steps, on_gpu = bench.pick(256, 4), bench.pick(16, 2), bench.device.type == "cuda"
     llm, kind = bench.llm(shape), "CUDA" if on_gpu else "CPU"
-    with Decoding(llm, prompts_of(size, bench.pick(512, 12)), (bench.rounds + 2) * steps) as decoding:
+    with decoding(llm, prompts_of(size, bench.pick(512, 12)), (bench.rounds + 2) * steps) as running:
         walls, host = [], []
         with waiting(llm) as waited:
             for _ in range(bench.rounds):
                 began, before = time.perf_counter(), sum(waited)
                 for _ in range(steps):
-                    decoding.step()
+                    running.step()
                 walls.append((time.perf_counter() - began) / steps)
                 host.append(walls[-1] - (sum(waited) - before) / steps)
         bench.wait()
         with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profile:
             for _ in range(steps):
-                decoding.step()
+                running.step()
             bench.wait()
     spans = [
         (event.time_range.start * 1e-6, event.time_range.end * 1e-6)
@@ -269,8 +261,8 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
 def limits(bench: Bench) -> Iterator[Row]:
     """What this machine does at best, measured as in the bench of kernels; all other limits are counted from these."""
     bench.stamp = harness.stamp() | harness.gpu_state()
-    place, timer = Place(bench.device, bench.dtype, bench.tiny), kernels.OnCpu() if bench.tiny else kernels.OnGpu(15)
-    bench.raw_limits = kernels.limits(place, timer)
+    place = Place(bench.device, bench.dtype, bench.tiny)
+    bench.raw_limits = kernels.limits(place, kernels.timer_of(place, 15))
     for metric, name, unit in zip(LIMIT_ROWS, ("copy", "16 bits", "fp8"), ("TB/s", *["TFLOP/s"] * 2), strict=False):
         value = bench.raw_limits[name] * 1e-12
         yield Row(metric, unit, harness.spread([value])) if value else Row(metric, problem="torch has none here")
@@ -296,8 +288,8 @@ def launch_gap(bench: Bench) -> list[float]:
 
 def kernels_with_goals(bench: Bench) -> Iterator[Row]:
     """One after another, as long as there is time. A dry run checks two."""
-    timer = kernels.OnCpu() if bench.tiny else kernels.OnGpu(15)
     place = Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
+    timer = kernels.timer_of(place, 15)
     for case in KERNELS:
         if bench.left < 5 or (bench.tiny and case not in KERNELS[:2]):
             yield kernels.row_of(case.name, {"left_out": "left out: `bench kernels` has them all"})

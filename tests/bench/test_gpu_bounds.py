@@ -115,8 +115,8 @@ def test_stacked_and_separate_experts_count_alike() -> None:
     for layer in model.layers:
         experts = layer.mlp.experts
         layer.mlp.experts = torch.nn.Module()
-        layer.mlp.experts.gate_up = torch.empty(len(experts), 2 * 64, 128)
-        layer.mlp.experts.down = torch.empty(len(experts), 128, 64)
+        stack = {"gate_up": torch.empty(len(experts), 2 * 64, 128), "down": torch.empty(len(experts), 128, 64)}
+        layer.mlp.experts.parts = lambda stack=stack: stack
     assert work_of(stacked) == found  # type: ignore[arg-type]
 
 
