@@ -237,7 +237,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         Path(asked.json).write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,7 +8,7 @@ arrivals.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.features.baselines.orca_batching import OrcaBatching
 from reference_impl.features.baselines.static_batching import StaticBatching
-from reference_impl.interfaces import SamplingParams, Scheduler
+from reference_impl.interfaces import Request, SamplingParams, Scheduler
 
 NUM_REQUESTS, MAX_NUM_SEQS, NUM_BLOCKS, SEED = 32, 8, 256, 7
 
@@ -43,14 +43,12 @@ def _engine(model: Decoder, make: Callable[[KVManager], Scheduler] | None) -> En
     return Engine(model, config, Parts(block_pool=pool, kv_manager=kv, scheduler=make(kv)))
 
 
-def serve(model: Decoder, requests: list[tuple[list[int], int]], make: Callable[[KVManager], Scheduler] | None) -> int:
-    """Runs all requests to their end; returns the number of steps."""
-    engine = _engine(model, make)
-    for prompt, length in requests:
-        engine.add(prompt, SamplingParams(max_tokens=length, temperature=0, ignore_eos=True))
+def serve(engine: Engine, requests: Iterable[tuple[list[int], int]]) -> list[Request]:
+    """Runs all requests, (prompt, output tokens) each, greedily to their end."""
+    added = [engine.add(p, SamplingParams(max_tokens=n, temperature=0, ignore_eos=True)) for p, n in requests]
     while engine.has_work():
         engine.step()
-    return len(engine.trace.steps())
+    return added
 
 
 SCHEDULERS: dict[str, Callable[[KVManager], Scheduler] | None] = {
@@ -67,7 +65,9 @@ def run(model: Decoder, rounds: int) -> dict[str, Any]:
         steps: dict[str, int] = {}
 
         def work(name: str, requests: Any = requests, steps: dict[str, int] = steps) -> None:
-            steps[name] = serve(model, requests, SCHEDULERS[name])
+            engine = _engine(model, SCHEDULERS[name])
+            serve(engine, requests)
+            steps[name] = len(engine.trace.steps())
 
         candidates: dict[str, Callable[[], object]] = {name: partial(work, name) for name in SCHEDULERS}
         seconds = harness.interleave(candidates, rounds)

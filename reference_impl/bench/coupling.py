@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
+from reference_impl.bench.quality import logits
 from reference_impl.bench.speculative import workload
-from reference_impl.features.baselines.no_cache import RecomputeAttention
-from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 
@@ -81,24 +79,14 @@ def measure(target: str | Path, draft: str | Path, num: int, tokens: int, temper
         engine: Any = llm.engine
         shares = []
         for text, output in zip(texts, outputs, strict=True):
-            of_target, of_draft = (
-                _distributions(model, text, len(output.prompt_token_ids), temperature)
+            by_model = [
+                logits(model, text[:-1], len(output.prompt_token_ids) - 1).cpu().double() / temperature
                 for model in (engine.model, engine.executor.draft.model)
-            )
+            ]
+            of_target, of_draft = (each.softmax(-1).numpy() for each in by_model)
             shares += [formula(p, q) for p, q in zip(of_target, of_draft, strict=True)]
         found.append((way, use.num_draft_tokens, use.acceptance, float(np.mean(shares))))
     return found
-
-
-def _distributions(model: Any, text: Sequence[int], num_prompt: int, temperature: float) -> Floats:
-    """[output, vocab_size]: of each output token's position, over the whole text in one pass."""
-    c = model.config
-    batch = ragged_batch([(text, 0)], len(text), model.device, c.layer_windows)
-    batch.logits_indices = torch.arange(num_prompt - 1, len(text) - 1, device=model.device)
-    with torch.inference_mode():
-        logits = model(batch, None, RecomputeAttention(c.attention_scale, c.attention_softcap))
-    probs: Floats = (logits.double() / temperature).softmax(-1).cpu().numpy()
-    return probs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +101,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for way, guesses, kept, expected in measure(asked.target, asked.draft, asked.num, asked.tokens, asked.temperature):
         print(f"{way:10} {kept:.3f} of {guesses} guesses kept; by the formula {expected:.3f}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

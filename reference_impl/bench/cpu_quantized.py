@@ -23,9 +23,8 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model
 from reference_impl.bench import harness
 from reference_impl.bench.peer import CACHES, NEAR_TIE, Transformers, agreement
+from reference_impl.bench.quality import logits
 from reference_impl.core.decoder import Decoder
-from reference_impl.features.baselines.no_cache import RecomputeAttention
-from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.features.cpu.default import default_method
 from reference_impl.features.cpu.operators import HeadCopy
 from reference_impl.interfaces import SamplingParams
@@ -126,18 +125,14 @@ def dequantized(folder: Path, model: Decoder, length: int) -> Decoder:
     return twin
 
 
-@torch.inference_mode()
 def largest_gap(exact: Decoder, texts: Sequence[tuple[list[int], list[int]]]) -> float:
     """How far a token's logit is below the first choice's in `exact` at most, as a share of the largest logit.
     texts: (prompt, the tokens after it). RuntimeError if that is no near-tie."""
     gap = 0.0
     for prompt, text in texts:
-        tokens = [*prompt, *text]
-        batch = ragged_batch([(tokens[:-1], 0)], len(tokens), torch.device("cpu"))
-        batch.logits_indices = torch.arange(len(prompt) - 1, len(tokens) - 1)
-        logits = exact(batch, None, RecomputeAttention(exact.config.attention_scale))
-        chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
-        gap = max(gap, float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max()))
+        found = logits(exact, [*prompt, *text][:-1], len(prompt) - 1)
+        chosen = found.gather(1, torch.tensor(text)[:, None])[:, 0]
+        gap = max(gap, float(((found.amax(1) - chosen) / found.abs().amax(1)).max()))
     if gap > NEAR_TIE:
         raise RuntimeError(f"a token is {gap:.3f} of the largest logit behind the first choice: not a near-tie")
     return gap

@@ -68,7 +68,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['bound']:.2f}x; {row['same_texts']} of {asked.batch} texts the same"
         )
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -10,8 +10,8 @@ from typing import Any
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.bench import harness
+from reference_impl.bench.batching import serve
 from reference_impl.core.decoder import Decoder
-from reference_impl.interfaces import SamplingParams
 
 # (requests, tokens of each prompt, tokens of each answer)
 CASES = {"one stream": (1, 8, 64), "16 requests": (16, 8, 32), "a prompt of 512 tokens": (1, 512, 1)}
@@ -22,11 +22,10 @@ def run(model: Decoder, rounds: int) -> dict[str, Any]:
     rng, found = random.Random(1), {}
     for name, (requests, prompt, answer) in CASES.items():
         prompts = [[rng.randrange(10, model.config.vocab_size) for _ in range(prompt)] for _ in range(requests)]
-        params = SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True)
         ways: dict[str, Callable[[], object]] = {}
         for way, invariant in (("together", False), ("each by itself", True)):
             engine = Engine(model, EngineConfig(num_blocks=256, prefix_cache="off", batch_invariant=invariant))
-            ways[way] = partial(_serve, engine, prompts, params)
+            ways[way] = partial(serve, engine, [(tokens, answer) for tokens in prompts])
         seconds = harness.interleave(ways, rounds)
         found[name] = {
             "requests": requests, "prompt_tokens": prompt, "new_tokens": answer,
@@ -34,10 +33,3 @@ def run(model: Decoder, rounds: int) -> dict[str, Any]:
             "times_as_long": harness.ratio(seconds["each by itself"], seconds["together"]),
         }  # fmt: skip
     return found
-
-
-def _serve(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> None:
-    for prompt in prompts:
-        engine.add(prompt, params)
-    while engine.has_work():
-        engine.step()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.bench import harness
+from reference_impl.bench.batching import serve
 from reference_impl.core.decoder import Decoder
-from reference_impl.interfaces import SamplingParams
 
 SHARED, OWN = 1000, 24
 
@@ -22,19 +23,17 @@ def run(model: Decoder, rounds: int) -> dict[str, Any]:
     engines = {
         kind: Engine(model, EngineConfig(num_blocks=256, prefix_cache=kind)) for kind in ("off", "hash", "radix")
     }
-    first: dict[str, list[float]] = {kind: [] for kind in engines}
+    own = [[rng.randrange(10, 4000) for _ in range(OWN)] for _ in range(rounds + 1)]
+    coming = {kind: iter(own) for kind in engines}
     cached: dict[str, int] = {}
-    for turn in range(rounds + 1):  # the first fills the caches and warms up
-        own = [rng.randrange(10, 4000) for _ in range(OWN)]
-        for kind in (*list(engines)[turn % 3 :], *list(engines)[: turn % 3]):
-            engine = engines[kind]
-            began = time.perf_counter()
-            request = engine.add([*shared, *own], SamplingParams(max_tokens=1, temperature=0))
-            while engine.has_work():
-                engine.step()
-            if turn:
-                first[kind].append(time.perf_counter() - began)
-                cached[kind] = request.num_cached_tokens
+
+    def first_token(kind: str) -> None:
+        """The first of an engine fills its cache."""
+        [request] = serve(engines[kind], [([*shared, *next(coming[kind])], 1)])
+        cached[kind] = request.num_cached_tokens
+
+    candidates: dict[str, Callable[[], object]] = {kind: partial(first_token, kind) for kind in engines}
+    first = harness.interleave(candidates, rounds)
     return {
         "shared_tokens": SHARED,
         "own_tokens": OWN,

@@ -48,13 +48,17 @@ def bootstrap(per_window: Sequence[float], seed: int = 0, draws: int = DRAWS) ->
 
 
 @torch.inference_mode()
+def logits(model: Decoder, text: Sequence[int], first: int = 0) -> Tensor:
+    """[len(text) - first, vocab_size], of the token behind each from `first` on, in one pass without a cache."""
+    c = model.config
+    batch = ragged_batch([(text, 0)], len(text), model.device, c.layer_windows)
+    batch.logits_indices = torch.arange(first, len(text), device=model.device)
+    return model(batch, None, RecomputeAttention(c.attention_scale, c.attention_softcap))
+
+
 def logprobs(model: Decoder, window: Sequence[int]) -> Tensor:
     """[len(window), vocab_size] float32, of the token behind each."""
-    c = model.config
-    batch = ragged_batch([(window, 0)], len(window), model.device, c.layer_windows)
-    batch.logits_indices = torch.arange(len(window), device=model.device)
-    attention = RecomputeAttention(c.attention_scale, c.attention_softcap)
-    return model(batch, None, attention).float().log_softmax(-1)
+    return logits(model, window).float().log_softmax(-1)
 
 
 def windows_of(ids: Sequence[int], length: int, most: int) -> list[list[int]]:
