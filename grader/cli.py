@@ -5,17 +5,20 @@ Nothing heavy (torch, Jupyter, nbgrader) is imported before a subcommand runs, s
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from grader.commands import grade_cli, lab_cli, progress_cli
 from grader.grader_bench import grader
+from grader.quiz import cli as quiz_cli
 from grader.study.manifest import ManifestError
 from grader.study.workspace import Prepared, WorkspaceError, prepare
 from grader.widget_bench import widgets
+from reference_impl import cli as engine_cli
+from reference_impl.cli import messages
 
 app = typer.Typer(
     name="inferlab",
@@ -24,17 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-)
-
-messages: Any = importlib.import_module("reference_impl.cli.messages")
-
-# name of the group (None: its commands stand at the top), module with a typer `app`
-_MOUNTS = (
-    (None, "grader.commands.progress_cli"),
-    ("lab", "grader.commands.lab_cli"),
-    ("grade", "grader.commands.grade_cli"),
-    ("quiz", "grader.quiz.cli"),
-    (None, "reference_impl.cli"),
 )
 
 
@@ -104,15 +96,11 @@ def _say_what_was_prepared(prepared: Prepared) -> None:
         print(f"{count(prepared.outdated)} of yours have a newer version. To get them: inferlab learn --update")
 
 
-def _mount() -> None:
-    for name, module in _MOUNTS:
-        app.add_typer(importlib.import_module(module).app, name=name)
-    bench = importlib.import_module("reference_impl.cli").bench_app
-    bench.command(epilog="Example: inferlab bench widgets --rounds 5")(widgets)
-    bench.command(epilog="Example: inferlab bench grader --submissions 500 --stock 20")(grader)
-
-
-_mount()
+for group, mounted in ((None, progress_cli), ("lab", lab_cli), ("grade", grade_cli), ("quiz", quiz_cli)):
+    app.add_typer(mounted.app, name=group)
+app.add_typer(engine_cli.app)
+engine_cli.bench_app.command(epilog="Example: inferlab bench widgets --rounds 5")(widgets)
+engine_cli.bench_app.command(epilog="Example: inferlab bench grader --submissions 500 --stock 20")(grader)
 
 
 def main() -> None:

@@ -5,13 +5,11 @@ import sys
 
 def command():  # type: () -> None
     """The command `inferlab`. Ctrl-C while its modules are being imported ends it as quietly as later."""
-    import importlib
-
     # jsonschema, which nbformat and nbgrader import, checks IRIs by it where it is installed (Jupyter brings it); to be
     # imported it compiles a grammar, 2.5 s. A notebook's schema has no IRI.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
-        main = importlib.import_module("grader.cli").main
+        from grader.cli import main
     except KeyboardInterrupt:
         sys.exit(130)
     main()

@@ -10,7 +10,6 @@ another, so it gets a sample of them. A command's start is part of what it costs
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -41,7 +40,8 @@ def grader(
     save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/grader.json.")] = False,
 ) -> None:
     """Grading a lab, isolated and with several workers, against stock nbgrader autograde without isolation."""
-    harness = importlib.import_module("reference_impl.bench.harness")
+    from reference_impl.bench import harness
+
     result = {
         "stamp": harness.stamp(),
         "goal": _goal(),
@@ -61,9 +61,9 @@ def grader(
 
 def run(lab: str, submissions: int, stock: int, workers: int, rounds: int) -> dict[str, Any]:
     """Both commands in turn, in folders of their own. Raises CourseError, RuntimeError where one of them fails."""
-    harness = importlib.import_module("reference_impl.bench.harness")
-    ours, theirs, our_cpu, their_cpu = ([] for _ in range(4))  # type: tuple[list[float], ...]
-    peaks: list[int] = []
+    from reference_impl.bench import harness
+
+    ours, theirs, our_cpu, their_cpu, peaks = list[float](), list[float](), list[float](), list[float](), list[int]()
     with tempfile.TemporaryDirectory(prefix="bench-grader-") as folder:
         course, plain = Path(folder, "course"), Path(folder, "stock")
         slug = _make_course(course, lab, submissions)

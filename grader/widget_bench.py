@@ -5,7 +5,6 @@ Each control of each widget is moved to both ends and back, as a learner does; a
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from typing import Annotated, Any
@@ -20,11 +19,13 @@ def widgets(
     save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/widgets.json.")] = False,
 ) -> None:
     """The course's widgets: milliseconds per redraw, every control at both of its ends."""
-    harness = importlib.import_module("reference_impl.bench.harness")
-    result = {"stamp": harness.stamp(), "goal_ms": GOAL_MS, "redraw_ms": run(rounds)}
-    for name, row in result["redraw_ms"].items():
+    from reference_impl.bench import harness
+
+    measured = run(rounds)
+    for name, row in measured.items():
         typer.echo(f"{name:<16}{row['median']:>7.0f} ms median {row['max']:>7.0f} ms worst, {row['runs']} redraws")
     if save:
+        result = {"stamp": harness.stamp(), "goal_ms": GOAL_MS, "redraw_ms": measured}
         typer.echo(f"wrote {harness.save('widgets', result)}")
 
 
@@ -35,27 +36,23 @@ def run(rounds: int) -> dict[str, dict[str, float]]:
 
 def _views() -> dict[str, Any]:
     """Every widget that redraws, the timeline over a trace of the real engine."""
-    made = importlib.import_module("chapters.widgets")
-    views = {
-        name: getattr(made, name)()
-        for name in (
-            "attention_traffic",
-            "fewer_bits",
-            "kv_memory",
-            "latency_budget",
-            "occupancy",
-            "roofline",
-            "savings",
-            "speculation",
-        )
-    }
-    loads = importlib.import_module("reference_impl.bench.under_load")
-    method = importlib.import_module("chapters.widgets.size_speed_quality").Method
-    return views | {
-        "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
-        "outliers": made.outliers({"normal": _normal()}),
-        "rounding": made.rounding({"normal": _normal()}),
-        "size_speed_quality": made.size_speed_quality({f"method {n}": method(2 + n / 3, 2.0**-n) for n in range(19)}),
+    import numpy as np
+
+    from chapters import widgets as made
+    from chapters.widgets.size_speed_quality import Method
+    from reference_impl.bench import under_load as loads
+
+    alone = (
+        "attention_traffic", "fewer_bits", "kv_memory", "latency_budget", "occupancy", "roofline", "savings",
+        "speculation",
+    )  # fmt: skip
+    recorded: Any = loads.recorded()  # lines of the bench's own class, with the same fields
+    normal = np.random.default_rng(0).standard_normal((256, 768))
+    return {name: getattr(made, name)() for name in alone} | {
+        "under_load": made.under_load(recorded, loads.short_run, loads.alone()),
+        "outliers": made.outliers({"normal": normal}),
+        "rounding": made.rounding({"normal": normal}),
+        "size_speed_quality": made.size_speed_quality({f"method {n}": Method(2 + n / 3, 2.0**-n) for n in range(19)}),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
         "tile_stepper": made.tile_stepper(_tiles()),
         "timeline": made.timeline(_trace()),
@@ -64,27 +61,29 @@ def _views() -> dict[str, Any]:
 
 def _distribution(temperature: float, top_k: int, top_p: float) -> Any:
     """The engine's own filters over a vocabulary of the course model's size."""
-    torch, engine = importlib.import_module("torch"), importlib.import_module("reference_impl")
-    params = engine.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    logits = torch.linspace(8, -8, 4096)[None]
-    return importlib.import_module("reference_impl.assembly.sampler").probabilities(logits, [params])[0].numpy()
+    import torch
 
+    from reference_impl import SamplingParams
+    from reference_impl.assembly.sampler import probabilities
 
-def _normal() -> Any:
-    return importlib.import_module("numpy").random.default_rng(0).standard_normal((256, 768))
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    return probabilities(torch.linspace(8, -8, 4096)[None], [params])[0].numpy()
 
 
 def _tiles() -> Any:
-    numpy = importlib.import_module("numpy")
-    rng = numpy.random.default_rng(0)
-    record = importlib.import_module("reference_impl.theory.online_softmax").record
+    import numpy as np
+
+    from reference_impl.theory.online_softmax import record
+
+    rng = np.random.default_rng(0)
     return record(rng.standard_normal((8, 40)), rng.standard_normal((40, 6)), 8)
 
 
 def _trace() -> Any:
-    engine = importlib.import_module("reference_impl")
-    llm = engine.LLM(engine.course_model("draft"), kv_cache_bytes=2**20, max_num_batched_tokens=64)
-    llm.generate([list(range(3, 3 + 20 * n)) for n in range(1, 13)], engine.SamplingParams(max_tokens=16, seed=0))
+    from reference_impl import LLM, SamplingParams, course_model
+
+    llm = LLM(course_model("draft"), kv_cache_bytes=2**20, max_num_batched_tokens=64)
+    llm.generate([list(range(3, 3 + 20 * n)) for n in range(1, 13)], SamplingParams(max_tokens=16, seed=0))
     return llm.engine.trace
 
 

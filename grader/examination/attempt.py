@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import importlib
 import re
 import socket
 import threading
@@ -281,8 +280,6 @@ def _gone(
 
 def interface_dataclasses() -> dict[str, type]:
     """The dataclasses of `reference_impl.interfaces` by name: the only classes whose instances cross as data."""
-    try:
-        module = importlib.import_module("reference_impl.interfaces")
-    except ModuleNotFoundError:
-        return {}
-    return {n: c for n, c in vars(module).items() if isinstance(c, type) and dataclasses.is_dataclass(c)}
+    from reference_impl import interfaces
+
+    return {n: c for n, c in vars(interfaces).items() if isinstance(c, type) and dataclasses.is_dataclass(c)}

@@ -32,6 +32,7 @@ class Kernel:
 class Compiled:
     """What a kernel needs on one GPU: registers and spilled bytes per thread, bytes of shared memory per program.
 
+    factors: the types that the factors of its tl.dot have ("f16", "f32"); a float32 factor needs no tensor cores.
     tensor_cores: the types that the instructions of its tensor cores multiply and add up in ("f16 into f32", "tf32 into
     f32"), none where it has none. error: the compiler's message; then the rest is 0 or empty.
     """
@@ -39,6 +40,7 @@ class Compiled:
     registers: int = 0
     spilled: int = 0
     shared: int = 0
+    factors: Sequence[str] = ()
     tensor_cores: Sequence[str] = ()
     error: str = field(default="", kw_only=True)
 
@@ -66,8 +68,9 @@ def compiled(kernel: Any, arguments: Mapping[str, str], constants: Mapping[str, 
     """Compile a kernel for a GPU that need not be here; takes seconds.
 
     arguments: the type of each parameter, as Triton writes it ("*fp16": a pointer to float16, "i32", "fp32").
-    capability: of the GPU, 80 for an A100. The tensor cores' types are read from its code, so that a kernel that widens
-    float16 before it multiplies, or rounds float32, is seen; the interpreter computes both the same.
+    capability: of the GPU, 80 for an A100. The types of factors show a product for which float16 is widened, beside
+    others for which it is not; those of the tensor cores show a float32 that is rounded. The interpreter computes both
+    as if they were not.
     """
     name, find, request = _of(kernel)
     sources = kernel_source(name, find, list(arguments), list(constants))

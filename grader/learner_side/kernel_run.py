@@ -241,8 +241,8 @@ def compile_source(
     """Compile kernel `name` for an NVIDIA GPU of this compute capability (80: A100), which need not be here.
 
     arguments: the types of the parameters that are no constants, in order, as Triton writes them ("*fp16", "i32").
-    Returns {"registers", "spilled", "shared", "tensor_cores"}, per thread, in bytes per thread and per program; or
-    {"error": text}.
+    Returns {"registers", "spilled", "shared", "factors", "tensor_cores"}, per thread, in bytes per thread and per
+    program, of its tl.dot and of its instructions; or {"error": text}.
     """
     text = "import triton\nimport triton.language as tl\n\n" + "\n".join(text for _, text in sources)
     request = {"text": text, "name": name, "arguments": arguments, "constants": constants, "for": capability}
@@ -316,10 +316,13 @@ def _compile(request: dict[str, Any], folder: str) -> dict[str, Any]:
         out_bytes.write(built.asm["cubin"])
     usage = subprocess.run([tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
+    # As in %part = tt.dot %even, %low, %acc : tensor<16x16xf16> * tensor<16x32xf16> -> ...
+    factors = re.findall(r"\btt\.dot\b.* : tensor<[\dx]+x(\w+)> \* tensor<[\dx]+x(\w+)>", built.asm["ttir"])
     # As in mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32: the result's type, both factors', the sum's.
     products = re.findall(r"\bw?g?mma\.\S*\.row\.col\.(\w+)\.(\w+)\.", built.asm["ptx"])
     return {
         "registers": found["REG"], "spilled": found["STACK"], "shared": int(built.metadata.shared),
+        "factors": sorted({kind for pair in factors for kind in pair}),
         "tensor_cores": sorted({f"{factor} into {result}" for result, factor in products}),
     }  # fmt: skip
 

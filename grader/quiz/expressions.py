@@ -15,8 +15,9 @@ from typing import Any
 @functools.cache
 def theory_modules() -> tuple[str, ...]:
     """Names of all modules of `reference_impl.theory`: a new one can be used in quizzes as soon as it is there."""
-    package = importlib.import_module("reference_impl.theory")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_"))
+    from reference_impl import theory
+
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(theory.__path__) if module.name[0] != "_"))
 
 
 class QuizError(ValueError):
