@@ -128,9 +128,12 @@ def test_a_reader_that_closes_early_ends_the_command_quietly() -> None:
 
 def test_ctrl_c_before_the_command_runs_ends_it_quietly() -> None:
     program = (
-        "import importlib, grader.entry\n"
-        "def interrupted(name): raise KeyboardInterrupt\n"
-        "importlib.import_module = interrupted\n"
+        "import builtins, grader.entry\n"
+        "usual = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'grader.cli': raise KeyboardInterrupt\n"
+        "    return usual(name, *rest)\n"
+        "builtins.__import__ = interrupted\n"
         "grader.entry.command()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
