@@ -150,7 +150,7 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         )
     if config.adaptive_drafts == "on" and not config.num_drafts:
         raise ValueError(
-            "adaptive_drafts='on' is for guesses, and there are none: name a method, speculative=..., or leave it out"
+            "adaptive_drafts='on' is for drafts, and there are none: name a method, speculative=..., or leave it out"
         )
     stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
     if parts.host_proposer is not None and config.overlap == "on" and stages == 1:

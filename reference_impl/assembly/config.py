@@ -36,23 +36,23 @@ class EngineConfig:
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
     seed: where it is given, requests without a seed of their own get one that follows from it and from how many came
-    before; None: a new one each time. Their texts are then the same in each run only if steps and guesses are, too.
-    speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
+    before; None: a new one each time. Their texts are then the same in each run only if steps and drafts are, too.
+    speculative: who drafts a request's next tokens: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
     feature head for this model, given likewise), "mtp" (its module of multi-token prediction), "medusa" (Medusa heads
     for it, likewise), "early-exit" (the model's first layers, as many as exit_layer says; 0: half), "lookahead" (the
     model itself, by Jacobi iteration; lookahead: columns of its window, length of its n-grams, candidates; (): 3, 3 and
-    3), "off", or a proposer in Parts. Guesses change no text that is greedy or has a seed of its own, and of others no
+    3), "off", or a proposer in Parts. Drafts change no text that is greedy or has a seed of its own, and of others no
     distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
-    name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no model
-    that guesses where it does not pay; "auto": where `speculative` names a method.
+    name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no draft
+    model where it does not pay; "auto": where `speculative` names a method.
     sampling_noise: what tokens are drawn with. "one-number" for each position, which picks a token by the cumulative
-    distribution; "gumbel": one for every token, see features/gumbel/sampler.py: of requests with a seed more guesses of
-    a model are kept, and a draw takes longer. Seeded texts are others than with one number; distributions are the same.
-    acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
+    distribution; "gumbel": one for every token, see features/gumbel/sampler.py: of requests with a seed more of a draft
+    model's tokens are kept, and a draw takes longer. Seeded texts are others than with one number, distributions not.
+    acceptance: "typical" (Medusa's) keeps drafts that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
     them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
     their seeds. Greedy ones stay.
-    draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
+    draft_tree: with "eagle", drafts in a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see features/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
     position are kept more often, and cost a token each in the step.
@@ -64,12 +64,12 @@ class EngineConfig:
     token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
     head of a token); see features/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
-    graphs: steps in which all rows decode, with guesses or without, are replayed as CUDA graphs; "auto": on a GPU, with
+    graphs: steps in which all rows decode, with drafts or without, are replayed as CUDA graphs; "auto": on a GPU, with
     our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
-    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of what
-    guesses, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
+    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of draft
+    models, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
     feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
-    and its first guess, Medusa heads, and what draws and verifies guesses. Of steps with trees of guesses the model's
+    and its first draft token, Medusa heads, and what draws and verifies drafts. Of steps with draft trees the model's
     pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
     Batch-invariant steps have no graphs.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the

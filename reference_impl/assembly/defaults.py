@@ -106,7 +106,7 @@ def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache
 def make_draft(
     made: Made, draft: Drafts | None, target_cache: KVCache, num_blocks: int, num_host_blocks: int
 ) -> Draft | None:
-    """What needs a cache of its own gets one, of these blocks, and its own attention. None: nothing guesses here."""
+    """What needs a cache of its own gets one, of these blocks, and its own attention. None: there is no draft model."""
     early_layers = exit_layer(made.config, made.model)
     if draft is None and not early_layers:
         return None
@@ -190,7 +190,7 @@ def new_worker(
 
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
-    """None: CUDA graphs are possible. draft: what guesses, if a model does."""
+    """None: CUDA graphs are possible. draft: the draft model, if there is one."""
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
     if made.model.device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What guesses, from a folder: speculative="draft" (a smaller model), "eagle" (a feature head), "mtp"
+"""A draft model from a folder: speculative="draft" (a smaller model), "eagle" (a feature head), "mtp"
 (a module of multi-token prediction, sequential), "medusa" (heads)."""
 
 from __future__ import annotations

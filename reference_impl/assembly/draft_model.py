@@ -34,7 +34,7 @@ def has_cache(draft: Drafts | None) -> TypeGuard[Decoder | FeatureHead]:
 
 
 def exit_layer(config: EngineConfig, target: Decoder) -> int:
-    """How many of the target's layers guess, 0 for none. ConfigError if it has not as many, or none is to."""
+    """How many of the target's layers draft, 0 for none. ConfigError if it has not as many, or none is to."""
     from reference_impl.assembly.speculation import EARLY_EXIT
 
     if config.speculative != EARLY_EXIT:
@@ -62,7 +62,7 @@ def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
 def check_draft_model(
     parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, config: EngineConfig
 ) -> None:
-    """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
+    """ConfigError where Parts.draft_model cannot draft for the target. specs: the target's KV groups. longest: tokens
     of a sequence."""
     from reference_impl.assembly.speculation import BY_MODEL, tree_of
 
@@ -92,7 +92,7 @@ def check_draft_model(
     num_heads = getattr(draft.config, "num_heads", 0) if method == "medusa" else config.num_drafts
     if config.num_drafts > num_heads:
         raise ConfigError(
-            f"{given}: expected a head for each of num_drafts={config.num_drafts} guesses, found {num_heads}: set "
+            f"{given}: expected a head for each of num_drafts={config.num_drafts} draft tokens, found {num_heads}: set "
             f"num_drafts={num_heads}"
         )
     tree = tree_of(config)

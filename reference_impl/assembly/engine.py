@@ -94,7 +94,7 @@ class Engine(CoreEngine):
 
     @property
     def num_broken_drafts(self) -> int:
-        """Guesses that came of a draft's logits which are not numbers."""
+        """Drafts that came of a draft model's logits which are not numbers."""
         return self._drafts.num_broken_drafts
 
     @property

@@ -1,7 +1,7 @@
 """A feature head (features/speculative/feature_head.py) from a folder: config.json says architectures ["FeatureHead"],
 or ["MultiTokenPrediction"] for a module of multi-token prediction (tensors enorm, hnorm, eh_proj, as DeepSeek's);
-and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; maybe draft_tokens: of which guesses are, a list; the
-other fields are that architecture's."""
+and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; maybe draft_tokens: of which all drafts are, a list;
+the other fields are that architecture's."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LLM(core_llm.LLM, ChatEncoder):
     quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
     from a layer's name to one of these (see `load_model`). On a CPU int8 is multiplied in float32 or float64 where
     dtype is one of these, and otherwise in bfloat16, faster; int4 in bfloat16 whatever dtype is.
-    draft_model: folder or id of a smaller model with the same vocabulary, whose guesses are verified
+    draft_model: folder or id of a smaller model with the same vocabulary, whose tokens are verified
     (speculative="draft"), or of a feature head, a module of multi-token prediction or Medusa heads for this model
     ("eagle", "mtp", "medusa"). worker: "process" has the model compute in a process of its own, to which steps go as
     messages, while this one plans.

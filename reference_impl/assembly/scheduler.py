@@ -40,9 +40,9 @@ def continuous_batching(
 ) -> Scheduler:
     """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
-    (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
+    (and drops them where that is full). num_drafts: drafts that a decoding row has verified, as far as budget and
     blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
-    num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape, or grown so;
+    num_stages: of an executor that `RunsStages`, otherwise 1. tree: drafts are a tree of this shape, or grown so;
     max_len: then, positions of a request. must_follow: as of `Adapting`. shows_drafts: as of `Drafting`.
     """
     kind: type[Scheduler] = Scheduler

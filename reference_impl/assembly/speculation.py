@@ -65,7 +65,7 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
 
 
 def tree_of(config: EngineConfig) -> Tree | Growth | None:
-    """Of the guesses that a row has; None: they are a chain."""
+    """Of the drafts that a row has; None: they are a chain."""
     if shape := lookahead_of(config):
         return shape.tree
     if not config.draft_tree:
@@ -96,19 +96,19 @@ def check_lookahead(config: EngineConfig) -> None:
 
 
 def check_acceptance(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where guesses cannot be kept as is asked."""
+    """ValueError where drafts cannot be kept as is asked."""
     if config.acceptance == "exact":
         return
     asked = f"acceptance={config.acceptance!r}"
     if config.speculative == "off" and not config.num_drafts:
-        raise ValueError(f"{asked} is for guesses, and there are none: name a method, speculative=..., or leave it out")
+        raise ValueError(f"{asked} is for drafts, and there are none: name a method, speculative=..., or leave it out")
     if tree_of(config) is not None:
-        raise ValueError(f"{asked} is for guesses in a chain, and here they are a tree: leave one of the two out")
+        raise ValueError(f"{asked} is for drafts in a chain, and here they are a tree: leave one of the two out")
     check_typical_sampler(parts)
 
 
 def check_typical_sampler(parts: Parts) -> None:
-    """ValueError where guesses would be kept by another distribution than the one that is sampled from."""
+    """ValueError where drafts would be kept by another distribution than the one that is sampled from."""
     from reference_impl.features.speculative.rejection import is_exact
 
     if parts.sampler is not None and not is_exact(parts.sampler):
@@ -119,7 +119,7 @@ def check_typical_sampler(parts: Parts) -> None:
 
 
 def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
-    """With the number of its guesses. ValueError or ConfigError where something else cannot be combined with a tree."""
+    """With the number of its drafts. ValueError or ConfigError where something else cannot be combined with a tree."""
     tree = tree_of(config)
     assert tree is not None
     asked, num = f"draft_tree={config.draft_tree!r}", tree.num_nodes
@@ -131,7 +131,7 @@ def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
     if config.speculative == LOOKAHEAD:
         asked = f"speculative={LOOKAHEAD!r}"
     if config.num_drafts not in (0, num):
-        raise ValueError(f"{asked} has {num} guesses, and num_drafts={config.num_drafts} is given, too: leave it out")
+        raise ValueError(f"{asked} has {num} drafts, and num_drafts={config.num_drafts} is given, too: leave it out")
     if config.adaptive_drafts == "on":
         raise ValueError(f"{asked} is of one size, and adaptive_drafts='on' is given, too: leave one of the two out")
     if config.batch_invariant:

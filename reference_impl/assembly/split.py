@@ -47,8 +47,8 @@ def load_worker(
     parts, typical = Parts() if make_parts is None else make_parts(), config.acceptance == "typical"
     if typical:  # the planner's side does not know the sampler
         check_typical_sampler(parts)
-    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
-    if not guesses:  # drafts, if there are any, come with the steps; open blocks have room for as many
+    drafts_itself = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
+    if not drafts_itself:  # drafts, if there are any, come with the steps; open blocks have room for as many
         if config.num_drafts and config.speculative == "off":
             parts = dataclasses.replace(parts, host_proposer=NoDrafts())
         config = dataclasses.replace(config, acceptance="exact")

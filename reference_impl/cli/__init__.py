@@ -73,7 +73,7 @@ def generate(
     m = llm.engine.trace.metrics("0")
     tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
     drafts = DraftUse.of(llm.engine.trace.steps())
-    kept = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} guesses kept, " if drafts.num_drafts else ""
+    kept = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} draft tokens kept, " if drafts.num_drafts else ""
     kept += "by typical acceptance, which is lossy, " if drafts.num_lossy else ""
     kept += f"none made in {drafts.num_steps_off} steps, where they would lose, " if drafts.num_steps_off else ""
     paths = ", ".join(f"{path} ({count} layers)" for path, count in paths_of(llm.engine.model).items())

@@ -25,28 +25,28 @@ _ATTENTION = (
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _SPECULATIVE = (
-    "Guess tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
+    "Draft tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
 )
 _DRAFT_MODEL = (
-    "What guesses with --speculative draft, eagle, mtp, medusa: a smaller model, a feature head, a module of "
+    "The draft model with --speculative draft, eagle, mtp, medusa: a smaller model, a feature head, a module of "
     "multi-token prediction, Medusa heads; "
     "given as the model is."
 )
-_EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
+_EXIT_LAYER = "Of the model's layers so many draft with --speculative early-exit; default: half of them."
 _LOOKAHEAD = "With --speculative lookahead: columns of its window, length of its n-grams, candidates; default: 3,3,3."
-_DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
+_DRAFTS = "Draft tokens of a request in a step; default: 4 with --speculative."
 _DRAFT_TREE = (
-    "With --speculative eagle or mtp, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
+    "With --speculative eagle or mtp, a draft tree: how many each of a level has behind it, such as 4,2,2; "
     "or dynamic: grown in each step, where the head is sure."
 )
 _ACCEPTANCE = (
-    "How guesses are kept: exact, or typical: more of them, LOSSY: with a temperature texts are no longer distributed "
-    "as the model's."
+    "How draft tokens are kept: exact, or typical: more of them, LOSSY: with a temperature texts are no longer "
+    "distributed as the model's."
 )
 _NOISE = (
     "What tokens are drawn with: one-number for each position, or gumbel: one for every token, so that of seeded "
-    "requests more guesses of a model are kept. Seeded texts are others."
+    "requests more of a draft model's tokens are kept. Seeded texts are others."
 )
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."

@@ -12,7 +12,7 @@ from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
 
 MOST_SLOTS = 2**16  # gathered at a time; more only for a single row that sees more
-SHORT = 16  # tokens of a row that is computed together with others: one that decodes, with guesses or without
+SHORT = 16  # tokens of a row that is computed together with others: one that decodes, with drafts or without
 
 
 @dataclass

@@ -33,7 +33,7 @@ class HostBatch:
     sampling: tuple[int, ...]  # [logits], which of the rows is sampled from them
     lengths: Ints  # [logits], how many tokens the row's request has there
     settings: Settings  # [logits]
-    drafts: tuple[int, ...] = ()  # [rows], how many of its tokens are guesses; () where no row has any
+    drafts: tuple[int, ...] = ()  # [rows], how many of its tokens are draft tokens; () where no row has any
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
         """The arrays as tensors. On a CPU they lie where the arrays lie, so that neither is to be changed any more."""

@@ -11,7 +11,7 @@ ones as the budget allows. It misses one while it decodes and many while its pro
     update:   appends these tokens, and finishes requests
 
 Parts of it: the policy (whose turn it is), admission (how much of a request must fit), and features, which have hooks
-where requests wait, run, give up blocks or end. What makes a row's guesses extends it (`cut`, `continue_running`).
+where requests wait, run, give up blocks or end. What makes a row's drafts extends it (`cut`, `continue_running`).
 
 Requests wait, and run, in the order of their rank. Where blocks run out, the running request that ranks last is
 preempted: it gives up its blocks, keeps its tokens, and computes them again when it is admitted again.
@@ -327,7 +327,7 @@ class Scheduler:
                 break
         if reports := output.logprobs.get(request.id):
             request.logprobs += reports[: len(tokens) - request.num_prompt_tokens - len(request.logprobs)]
-        if num_in_flight > 1:  # keys and values of guesses that were wrong are of no use
+        if num_in_flight > 1:  # keys and values of drafts that were wrong are of no use
             request.num_computed_tokens = min(request.num_computed_tokens, len(tokens) - 1)
         return reason
 

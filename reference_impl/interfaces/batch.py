@@ -39,7 +39,7 @@ class Batch:
     block_size: int
     groups: tuple[GroupTables, ...]  # one per KV group
     group_of_layer: tuple[int, ...]  # [num_layers]
-    # [num_tokens] int64, in a step with trees of guesses: of a token in a tree bit i is set if it sees the i-th of its
+    # [num_tokens] int64, in a step with draft trees: of a token in a tree bit i is set if it sees the i-th of its
     # row's own tokens, at most 64; 0 in other rows. Only for an attention backend that `takes_trees`.
     ancestors: Tensor | None = None
     attention_plan: Any = None  # what the attention backend prepared once for all layers

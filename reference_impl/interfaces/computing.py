@@ -96,7 +96,7 @@ class Sampler(Protocol):
 
 
 class Proposer(Protocol):
-    """Guesses what a request's next tokens are. It lives in the worker, beside the model that verifies the guesses:
+    """Drafts a request's next tokens. It lives in the worker, beside the model that verifies the drafts:
     wrong ones cost time, and change no text that is greedy or has a seed. Those of a request without one are taken as
     certain (q = 1) where they are verified by rejection, so they may depend on the text, and not on its random numbers.
     """
@@ -110,8 +110,7 @@ class Proposer(Protocol):
     def propose(self, slots: Tensor, lengths: Tensor, tokens: Tensor, k: int) -> Tensor:
         """slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
 
-        Returns its guess of the k tokens behind them: [rows, k] int64 on the same device, any tokens of the
-        vocabulary.
+        Returns drafts of the k tokens behind them: [rows, k] int64 on the same device, any tokens of the vocabulary.
         """
         ...
 

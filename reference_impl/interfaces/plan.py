@@ -15,8 +15,8 @@ class Row(NamedTuple):
 
     samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
     request that computes its tokens again, where what follows is given, it is false.
-    num_drafts: how many guesses are computed behind them: `drafts` or, where that is empty, those of the worker's
-    proposer. Guesses that equal what their position samples are kept, up to the first that does not: a row that samples
+    num_drafts: how many draft tokens are computed behind them: `drafts` or, where that is empty, those of the worker's
+    proposer. Drafts that equal what their position samples are kept, up to the first that does not: a row that samples
     gives 1 to 1 + num_drafts tokens.
     """
 
@@ -42,10 +42,10 @@ class StepPlan:
     preempted: tuple[str, ...] = ()
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
-    num_undrafted: int = 0  # rows that could have guesses and have none, since they would lose (adaptive_drafts)
-    acceptance: str = "exact"  # how guesses are verified; "typical" is lossy: texts are not those of plain decoding
-    keeps_up: bool = True  # whether a model that guesses computes the step's tokens, too, so that it can go on
-    num_draft_levels: int = 0  # of a tree of guesses, at most; 0: guesses are chains
+    num_undrafted: int = 0  # rows that could have drafts and have none, since they would lose (adaptive_drafts)
+    acceptance: str = "exact"  # how drafts are verified; "typical" is lossy: texts are not those of plain decoding
+    keeps_up: bool = True  # whether a draft model computes the step's tokens, too, so that it can go on
+    num_draft_levels: int = 0  # of a draft tree, at most; 0: drafts are chains
 
     @property
     def num_tokens(self) -> int:

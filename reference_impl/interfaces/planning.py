@@ -93,13 +93,12 @@ class KVManager(Protocol):
 
 
 class HostProposer(Protocol):
-    """Guesses what a request's next tokens are, from its text, while a step is planned. What wrong
-    guesses cost, and what they may depend on, is as of `Proposer`. It is
-    not asked where a request's own newest token is still in flight."""
+    """Drafts a request's next tokens, from its text, while a step is planned. What wrong drafts cost, and what they may
+    depend on, is as of `Proposer`. It is not asked where a request's own newest token is still in flight."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
         """At most k tokens of the vocabulary: what may follow request.tokens, which is only to be read. Fewer, or none,
-        where it has no guess."""
+        where it has no more."""
         ...
 
 

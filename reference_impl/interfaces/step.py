@@ -122,5 +122,5 @@ class Reply:
     errors: Mapping[int, str] = field(default_factory=dict)
     # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
     layers_moved: Mapping[int, int] = field(default_factory=dict)
-    drafting: float = 0.0  # seconds of the step in which a model that guesses was computed
+    drafting: float = 0.0  # seconds of the step in which a draft model ran
     broken_drafts: int = 0  # that came of logits which are not numbers

@@ -143,7 +143,7 @@ def _architecture(get: Reader) -> str:
             return whole
     found = get.raw.get("architectures") or get.raw.get("model_type")
     if found in (["FeatureHead"], ["MultiTokenPrediction"], ["MedusaHeads"]):
-        what = "Medusa heads guess" if found == ["MedusaHeads"] else "a feature head guesses"
+        what = "Medusa heads draft" if found == ["MedusaHeads"] else "a feature head drafts"
         raise get.error("architectures", f"a model's ({what} for one: give it as draft_model)", found)
     raise get.error("architectures", f"one of {', '.join(FAMILIES)}", found)
 

@@ -27,11 +27,11 @@ class PrefixCacheUse:
 
 @dataclass(frozen=True)
 class DraftUse:
-    """Guesses of tokens that were verified. num_drafts: rows with guesses; num_draft_tokens: the guesses in them;
-    accepted_per_position[i]: how many rows kept more than i guesses; those of a tree lie on one path, so that it has as
-    many entries as the tree has levels, and those of a chain as many as it has guesses. num_steps_off: steps without
-    guesses though there could have been some: they would have lost time (`adaptive_drafts`). num_lossy: of the rows
-    with guesses, those whose guesses were kept by a lossy rule (`EngineConfig.acceptance`).
+    """Drafts that were verified. num_drafts: rows with drafts; num_draft_tokens: the draft tokens in them;
+    accepted_per_position[i]: how many rows kept more than i of them; those of a tree lie on one path, so that it has as
+    many entries as the tree has levels, and those of a chain as many as it has drafts. num_steps_off: steps without
+    drafts though there could have been some: they would have lost time (`adaptive_drafts`). num_lossy: of the rows
+    with drafts, those whose drafts were kept by a lossy rule (`EngineConfig.acceptance`).
 
     A request that has ended before its row came back counts as one that kept none.
     """
@@ -63,7 +63,7 @@ class DraftUse:
 
     @property
     def acceptance(self) -> float:
-        """Share of the guesses that were kept; 0 without any."""
+        """Share of the draft tokens that were kept; 0 without any."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 

@@ -66,12 +66,12 @@ class Counts:
         self.evictions = counter("prefix_cache_evictions", "Blocks evicted from the prefix cache")
         self.preemptions = counter("num_preemptions", "Preemptions: a request loses its blocks")
         self.steps = counter("engine_steps", "Forward passes")
-        self.drafts = counter("spec_decode_num_drafts", "Rows that verified guesses")
-        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Guesses verified")
-        self.lossy = counter("spec_decode_num_lossy_drafts", "Rows whose guesses were kept by a rule that is lossy")
-        self.accepted = counter("spec_decode_num_accepted_tokens", "Guesses kept")
+        self.drafts = counter("spec_decode_num_drafts", "Rows that verified drafts")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
+        self.lossy = counter("spec_decode_num_lossy_drafts", "Rows whose drafts were kept by a rule that is lossy")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens kept")
         self.accepted_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Guesses kept, by their place among a row's", "position"
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens kept, by their place among a row's", "position"
         )
         self.finished = counter("request_success", "Requests that ended, by reason", "finished_reason")
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _TTFT)

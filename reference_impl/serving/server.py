@@ -172,8 +172,8 @@ def make(
     engine = SupervisedEngine(make_engine, prompts, restarts or Restarts())
     if engine.acceptance != "exact":
         logger.warning(
-            "guesses are kept by %s acceptance, which is lossy: with a temperature texts are not distributed as the "
-            "model's, nor those of their seeds", engine.acceptance,
+            "draft tokens are kept by %s acceptance, which is lossy: with a temperature texts are not distributed as "
+            "the model's, nor those of their seeds", engine.acceptance,
         )  # fmt: skip
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 

@@ -43,10 +43,10 @@ class SimulatedGPU:
 
     num_output_tokens: per request how many tokens it writes before it stops (with END in its stop_token_ids); one that
     is not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
-    acceptance: where rows have drafts (EngineConfig.num_drafts), each guess is right with this probability if all
+    acceptance: where rows have drafts (EngineConfig.num_drafts), each draft token is right with this probability if all
     before it are, drawn from `seed`. draft_seconds: a step with drafts takes k times this longer, k the most that a row
-    has; the verification is in the step's cost. keep_up_seconds: what a model that guesses takes in each step that it
-    keeps up with, guesses or none. num_stages: pipeline stages. A step takes as long as with one, an equal
+    has; the verification is in the step's cost. keep_up_seconds: what a draft model takes in each step that it
+    keeps up with, drafts or none. num_stages: pipeline stages. A step takes as long as with one, an equal
     part of it in each, and as many steps are in flight. ValueError unless 0 <= acceptance <= 1.
     """
 
@@ -112,7 +112,7 @@ class SimulatedGPU:
         return end
 
     def _with_drafts(self, row: StepRow) -> tuple[int, ...]:
-        """As many guesses as are right, and one token more; nothing behind the end."""
+        """As many drafts as are right, and one token more; nothing behind the end."""
         num = 1
         while num <= row.num_drafts and self._random.random() < self.acceptance:
             num += 1

@@ -1,9 +1,9 @@
-"""Speculative decoding in formulas (Leviathan et al. 2023): what a step gives, what it costs, how many guesses pay.
+"""Speculative decoding in formulas (Leviathan et al. 2023): what a step gives, what it costs, how many drafts pay.
 
-A step with k guesses for each request gives E tokens on average and takes v(k) times as long as one without; each guess
-takes the time of c steps without:
+A step with k drafts for each request gives E tokens on average and takes v(k) times as long as one without; each draft
+token takes the time of c steps without:
 
-    E = 1 + a + a^2 + ... + a^k        a: probability that a guess is kept, given that those before it were
+    E = 1 + a + a^2 + ... + a^k        a: probability that a draft token is kept, given that those before it were
     speed-up = E / (v(k) + k c)
 
 The paper takes v(k) for 1. `verify_seconds` says when it is not.
@@ -21,27 +21,27 @@ from reference_impl.theory.units import Number
 
 
 def expected_tokens(acceptance: Number, num_drafts: Number) -> Number:
-    """Tokens of a step, the guesses that are kept and one more: (1 - a^(k + 1)) / (1 - a), k + 1 where a = 1."""
+    """Tokens of a step, the drafts that are kept and one more: (1 - a^(k + 1)) / (1 - a), k + 1 where a = 1."""
     a, k = np.asarray(acceptance, float), np.asarray(num_drafts, float)
     if np.any((a < 0) | (a > 1)) or np.any(k < 0):
-        raise ValueError(f"expected an acceptance in [0, 1] and at least 0 guesses, got {acceptance} and {num_drafts}")
+        raise ValueError(f"expected an acceptance in [0, 1] and at least 0 drafts, got {acceptance} and {num_drafts}")
     found = np.where(a < 1, (1 - a ** (k + 1)) / np.where(a < 1, 1 - a, 1), k + 1)
     return found if found.ndim else float(found)
 
 
 def expected_tokens_by_position(chances: Sequence[float]) -> float:
-    """As `expected_tokens`, with a chance of its own for each guess, given that those before it were kept."""
+    """As `expected_tokens`, with a chance of its own for each draft token, given that those before it were kept."""
     return float(1 + np.cumprod(chances).sum())
 
 
 def kept_share(acceptance: Number, num_drafts: Number) -> Number:
-    """Share of the guesses that are kept, of k a request and step: (E - 1) / k. Not a: what follows a wrong guess is
+    """Share of the drafts that are kept, of k a request and step: (E - 1) / k. Not a: what follows a wrong draft is
     dropped, too."""
     return (expected_tokens(acceptance, num_drafts) - 1) / num_drafts
 
 
 def speed_up(tokens: Number, num_drafts: Number, draft_cost: Number, verify_cost: Number = 1.0) -> Number:
-    """Times as fast as without guesses. tokens: E. draft_cost: c. verify_cost: v(k). Costs in steps without guesses."""
+    """Times as fast as without drafts. tokens: E. draft_cost: c. verify_cost: v(k). Costs in steps without drafts."""
     return tokens / (verify_cost + num_drafts * draft_cost)
 
 
@@ -68,8 +68,8 @@ def best_num_drafts(
 
 
 def verify_seconds(where: Deployment, batch: int, context: int, num_drafts: int) -> float:
-    """A decode step of `batch` requests, each with `num_drafts` guesses and `context` tokens in the cache. Logits for
-    every guess, since each is judged."""
+    """A decode step of `batch` requests, each with `num_drafts` drafts and `context` tokens in the cache. Logits for
+    every draft token, since each is judged."""
     new, past = np.full(batch, num_drafts + 1.0), np.full(batch, float(context))
     shape, n = where.shape, where.num_devices
     flops = np.sum(latency.pass_flops(shape, new, past))
@@ -79,7 +79,7 @@ def verify_seconds(where: Deployment, batch: int, context: int, num_drafts: int)
 
 
 def verify_cost(where: Deployment, batch: int, context: int, num_drafts: int) -> float:
-    """v(k): `verify_seconds` with guesses over without."""
+    """v(k): `verify_seconds` with drafts over without."""
     return verify_seconds(where, batch, context, num_drafts) / verify_seconds(where, batch, context, 0)
 
 
@@ -89,20 +89,20 @@ def draft_cost(where: Deployment, draft: Deployment, batch: int, context: int) -
 
 
 def acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """With which probability a guess from q is kept by rejection where the target has p: sum min(p, q)."""
+    """With which probability a draft token from q is kept by rejection where the target has p: sum min(p, q)."""
     return float(np.minimum(p, q).sum())
 
 
 def match_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """The same where a guess is kept if an independent sample from p equals it: sum p q."""
+    """The same where a draft token is kept if an independent sample from p equals it: sum p q."""
     return float(np.dot(p, q))
 
 
 def residual(p: Sequence[float], q: Sequence[float]) -> np.ndarray:
-    """What a rejected guess is replaced from: max(p - q, 0) over its sum. ValueError where p = q, and none is."""
+    """What a rejected draft token is replaced from: max(p - q, 0) over its sum. ValueError where p = q, and none is."""
     rest = np.maximum(np.subtract(p, q), 0)
     if rest.sum() <= 0:
-        raise ValueError("p and q are equal: no guess is rejected, so there is no residual")
+        raise ValueError("p and q are equal: no draft token is rejected, so there is no residual")
     found: np.ndarray = rest / rest.sum()
     return found
 
@@ -122,7 +122,7 @@ def mixture_read(
 
 
 def drafts_worth(acceptance: float, price: float, most: int = 64) -> int:
-    """How many guesses are worth their time: j while acceptance^j > price, at most `most`. price: tokens that the
+    """How many drafts are worth their time: j while acceptance^j > price, at most `most`. price: tokens that the
     engine gives in the time which one more token takes in a step."""
     k = 0
     while k < most and acceptance ** (k + 1) > price:

@@ -127,7 +127,7 @@ def test_a_scheduler_that_plans_otherwise_than_is_asked_is_refused(random_model:
 
 
 def test_adaptive_drafts_without_drafts_are_refused(random_model: Callable) -> None:
-    with pytest.raises(ValueError, match="adaptive_drafts='on' is for guesses, and there are none"):
+    with pytest.raises(ValueError, match="adaptive_drafts='on' is for drafts, and there are none"):
         Engine(random_model("float64"), EngineConfig(num_blocks=20, adaptive_drafts="on"))
 
 

@@ -79,7 +79,7 @@ def test_guesses_of_logits_that_are_no_numbers_are_counted_and_named_once(
     assert engine.num_broken_drafts - num_drafts in ((0, 1) if kind == "grown" else (0,))  # grown, and then cut
     assert num_drafts > 9
     [said] = [record.message for record in caplog.records if "not numbers" in record.message]
-    assert "of the model that guesses, 2 guesses came of logits that are not numbers" in said
+    assert "2 drafts of the draft model came of logits that are not numbers" in said
 
 
 def test_a_sound_draft_is_not_named(target, caplog: pytest.LogCaptureFixture) -> None:

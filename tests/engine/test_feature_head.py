@@ -278,7 +278,7 @@ def test_other_uses_of_the_engine_stand_beside_it(target, head) -> None:
 def test_a_head_guesses_for_one_model(target, head, random_model) -> None:
     Engine(target, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=head))
     other = random_model("float64", max_position_embeddings=64)
-    with pytest.raises(ValueError, match="guesses for another model already"):
+    with pytest.raises(ValueError, match="drafts for another model already"):
         Engine(other, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=head))
 
 
@@ -373,7 +373,7 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def test_what_is_asked_for_is_what_is_in_the_folder(tmp_path: Path, course_model: Path) -> None:
     write_head(tmp_path / "head")
-    with pytest.raises(ConfigError, match="a feature head guesses for one: give it as draft_model"):
+    with pytest.raises(ConfigError, match="a feature head drafts for one: give it as draft_model"):
         LLM(tmp_path / "head", num_blocks=32)
     with pytest.raises(ValueError, match="'draft': expected 'eagle'"):
         LLM(course_model, num_blocks=32, draft_model=tmp_path / "head", speculative="draft")

@@ -328,7 +328,7 @@ def test_pages_of_a_store_are_all_that_a_prefix_needs(target, heads, plain, made
 def test_heads_guess_for_one_model(target, heads, random_model) -> None:
     Engine(target, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=heads))
     other = random_model("float64", max_position_embeddings=64)
-    with pytest.raises(ValueError, match="guess for another model already"):
+    with pytest.raises(ValueError, match="draft for another model already"):
         Engine(other, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=heads))
 
 

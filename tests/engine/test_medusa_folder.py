@@ -64,8 +64,8 @@ def test_a_folder_with_heads_is_known_by_what_is_in_it(tmp_path: Path, worker: s
     [
         ({"vocab_size": 99}, 2, "expected the target's vocabulary of 4,096 tokens, found 99"),
         ({"hidden_size": 64}, 2, "expected a head for hidden states of 256 numbers, found 64"),
-        ({}, 4, "expected a head for each of num_drafts=4 guesses, found 3: set num_drafts=3"),
-        ({}, 0, "expected a head for each of num_drafts=4 guesses, found 3: set num_drafts=3"),
+        ({}, 4, "expected a head for each of num_drafts=4 draft tokens, found 3: set num_drafts=3"),
+        ({}, 0, "expected a head for each of num_drafts=4 draft tokens, found 3: set num_drafts=3"),
         ({"num_heads": 65}, 2, "num_heads: expected at most 64"),
     ],
 )
@@ -80,7 +80,7 @@ def test_heads_that_do_not_fit_are_refused(
 def test_what_is_asked_for_is_what_is_in_the_folder(tmp_path: Path) -> None:
     write_heads(tmp_path / "heads")
     target = course_model("target")
-    with pytest.raises(ConfigError, match="Medusa heads guess for one: give it as draft_model"):
+    with pytest.raises(ConfigError, match="Medusa heads draft for one: give it as draft_model"):
         LLM(tmp_path / "heads", num_blocks=32)
     with pytest.raises(ValueError, match="'eagle': expected 'medusa'"):
         LLM(target, num_blocks=32, draft_model=tmp_path / "heads", speculative="eagle")

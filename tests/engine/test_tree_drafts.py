@@ -502,7 +502,7 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"draft_tree": (2, 0)}, "a tree of guesses: expected how many children"),
+        ({"draft_tree": (2, 0)}, "a draft tree: expected how many children"),
         ({"draft_tree": 5}, "expected how many children .*, got 5"),
         ({"draft_tree": [["a"]]}, r"or paths such as .*, got \[\['a'\]\]"),
         ({"draft_tree": ((0.5,),)}, r"or paths such as .*, got \(\(0.5,\),\)"),
@@ -511,14 +511,14 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
         ({"draft_tree": (9, 9)}, "at most 63 nodes"),
         ({"draft_tree": (2, 2), "speculative": "off"}, "expected 'eagle' .*, or no draft_tree"),
         ({"draft_tree": (2, 2), "speculative": "draft"}, "expected 'eagle' .*, or no draft_tree"),
-        ({"draft_tree": (2, 2), "num_drafts": 3}, "has 6 guesses, and num_drafts=3"),
+        ({"draft_tree": (2, 2), "num_drafts": 3}, "has 6 drafts, and num_drafts=3"),
         ({"draft_tree": (2, 2), "adaptive_drafts": "on"}, "adaptive_drafts='on' is given, too"),
         ({"draft_tree": (2, 2), "batch_invariant": True}, "batch_invariant computes each by itself"),
         ({"draft_tree": "bushy"}, "expected 'dynamic', or with width and levels, 'dynamic,4,4', got 'bushy'"),
         ({"draft_tree": "dynamic,4"}, "got 'dynamic,4'"),
         ({"draft_tree": "dynamic,0,2"}, "got width 0 and 2 levels"),
-        ({"draft_tree": "dynamic,3,2", "num_drafts": 13}, "expected 2 to 12 guesses .* got 13"),
-        ({"draft_tree": "dynamic,4,4", "num_drafts": 9}, "expected 11 to 52 guesses .* got 9"),
+        ({"draft_tree": "dynamic,3,2", "num_drafts": 13}, "expected 2 to 12 drafts .* got 13"),
+        ({"draft_tree": "dynamic,4,4", "num_drafts": 9}, "expected 11 to 52 drafts .* got 9"),
         ({"draft_tree": (2, 2), "graphs": "on"}, "only a GPU has them"),
     ],
 )

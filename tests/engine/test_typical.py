@@ -98,8 +98,8 @@ def test_by_name_in_this_process_and_in_another(worker: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"speculative": "off"}, "is for guesses, and there are none"),
-        ({"speculative": "lookahead"}, "is for guesses in a chain"),
+        ({"speculative": "off"}, "is for drafts, and there are none"),
+        ({"speculative": "lookahead"}, "is for drafts in a chain"),
         ({"acceptance": "lenient"}, "expected one of exact, typical, got 'lenient'"),
     ],
 )

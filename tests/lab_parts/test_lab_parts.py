@@ -408,7 +408,7 @@ def test_the_engine_goes_on_with_the_verdict() -> None:
 
 @pytest.mark.parametrize("verdict", [(-1, 7), (4, 7), (0, 11), (2, 11)])
 def test_a_verdict_that_no_rule_gives_is_refused(verdict: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"of the guesses \[11, 11, 11\] and gives token"):
+    with pytest.raises(ValueError, match=r"of the draft tokens \[11, 11, 11\] and gives token"):
         speculative_texts(Speculation(elevens, lambda asked: verdict))
 
 
@@ -429,7 +429,8 @@ def test_what_was_served_counts_guesses_beside_the_tokens_that_were_known(capsys
     # Behind the prompt: three rounds that keep one of two guesses, which give six tokens; the eighth has no guess.
     assert part.rounds == [(2, 1)] * 3
     num_steps = -(-len(prompt) // OPTIONS["max_num_batched_tokens"]) + 3 + 1
-    said = f"8 new tokens in {num_steps} steps; {len(prompt) + 3 + 1} tokens and 6 guesses computed; at most 1 request"
+    computed = f"{len(prompt) + 3 + 1} tokens and 6 draft tokens computed"
+    said = f"8 new tokens in {num_steps} steps; {computed}; at most 1 request"
     assert said in capsys.readouterr().out
 
 

@@ -81,7 +81,7 @@ def test_acceptance_and_residual_make_up_the_target(one: list[float], other: lis
 
 
 def test_equal_distributions_have_no_residual() -> None:
-    with pytest.raises(ValueError, match="no guess is rejected"):
+    with pytest.raises(ValueError, match="no draft token is rejected"):
         sd.residual([0.5, 0.5], [0.5, 0.5])
 
 

@@ -11,7 +11,7 @@ differs. So a notebook knows nothing of requests, batches and plans.
     attention    labs 02, 04, 05: attention from one request at a time, or from block tables
     schedule     lab 03: a scheduler from one of ids and counts
     blocks       lab 04: a KV manager from functions of block tables
-    speculation  lab 08: guesses and a verifier from functions of distributions
+    speculation  lab 08: drafts and a verifier from functions of distributions
 """
 
 from reference_impl.assembly.demo import PROMPT as DEMO_PROMPT

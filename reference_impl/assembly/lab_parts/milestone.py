@@ -9,7 +9,7 @@ from reference_impl.core.llm import LLM
 def show_served(claim: str, engine: LabEngine, llm: LLM) -> None:
     """Prints the claim, each request's prompt with the text that it got, and the numbers. Call it after the run.
 
-    Tokens computed are those that a request had before the step; guesses, where there were any, stand beside them.
+    Tokens computed are those that a request had before the step; drafts, where there were any, stand beside them.
 
     ValueError where a request has no token: then nothing was served.
     """
@@ -24,7 +24,7 @@ def show_served(claim: str, engine: LabEngine, llm: LLM) -> None:
     steps = engine.trace.steps()
     computed = f"{sum(row.num_tokens for step in steps for row in step.rows)} tokens"
     if num_drafts := sum(row.num_drafts for step in steps for row in step.rows):
-        computed += f" and {num_drafts} guesses"
+        computed += f" and {num_drafts} draft tokens"
     sampled = sum(len(request.output_tokens) for request in engine.requests)
     together = max(len(step.rows) for step in steps)
     total = engine.engine.num_blocks

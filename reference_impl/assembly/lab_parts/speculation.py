@@ -1,4 +1,4 @@
-"""An engine whose guesses and whose verifier are a lab's functions."""
+"""An engine whose drafts and whose verifier are a lab's functions."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.features.speculative.rejection import DRAFT, VERDICT, verified
 from reference_impl.interfaces import Asking, Request, Sampled
 
-Verdict = tuple[int, int]  # how many guesses are kept; the token behind them
-Drafted = tuple[Sequence[int], Tensor | None]  # k guesses; q [k, vocab_size], None: they were not drawn
+Verdict = tuple[int, int]  # how many draft tokens are kept; the token behind them
+Drafted = tuple[Sequence[int], Tensor | None]  # k draft tokens; q [k, vocab_size], None: they were not drawn
 
 
 @dataclass(frozen=True)
 class Round:
-    """The guesses of one request in one step."""
+    """The draft tokens of one request in one step."""
 
     p: Tensor  # [k + 1, vocab_size] float64: the target's distributions, filtered as the request says
-    q: Tensor  # [k, vocab_size] float64: what each guess was drawn from; 1 at a guess that was not drawn
-    drafts: list[int]  # the k guesses
+    q: Tensor  # [k, vocab_size] float64: what each draft token was drawn from; 1 at one that was not drawn
+    drafts: list[int]  # the k draft tokens
     seeded: bool  # whether the request has a seed, and so is promised its text
     u: list[float]  # k + 1 numbers in (0, 1). seeded: each position's own. Otherwise to be used in this order
     expected: Verdict  # what the engine's own rule says
 
 
 class Speculation(TorchSampler):
-    """A sampler and a host proposer in one. guess(request, k): what a request's next tokens may be; judge: answers a
+    """A sampler and a host proposer in one. draft(request, k): what a request's next tokens may be; judge: answers a
     `Round`, and the engine goes on with its answer; ValueError for one that no rule gives. rounds: those judged."""
 
     def __init__(self, draft: Callable[[Request, int], Drafted], judge: Callable[[Round], Verdict]):
@@ -44,7 +44,7 @@ class Speculation(TorchSampler):
         self.engine: LabEngine | None = None
         self.q: dict[str, Tensor | None] = {}  # by request
         self.num_rounds: dict[str, int] = {}
-        self.rounds: list[tuple[int, int]] = []  # (guesses, kept)
+        self.rounds: list[tuple[int, int]] = []  # (drafts, kept)
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
         """Of an engine that asks its sampler; one that launches it calls `choose`."""
@@ -88,8 +88,8 @@ class Speculation(TorchSampler):
         kept, token = self.judge(Round(p, q, drafts, seeded, u.tolist(), expected))
         if not 0 <= kept <= len(drafts) or token in drafts[kept : kept + 1]:
             raise ValueError(
-                f"judge keeps {kept} of the guesses {drafts} and gives token {token}: expected 0 to {len(drafts)} "
-                "kept, and a token that is not the first dropped guess, which would be a kept one"
+                f"judge keeps {kept} of the draft tokens {drafts} and gives token {token}: expected 0 to {len(drafts)} "
+                "kept, and a token that is not the first dropped draft token, which would be a kept one"
             )
         self.rounds.append((len(drafts), kept))
         return kept, token
@@ -97,21 +97,21 @@ class Speculation(TorchSampler):
 
 def _coupled(p: Tensor, drafts: list[int], u: Tensor) -> Verdict:
     chosen = draw(p, u).tolist()
-    kept = next((i for i, guess in enumerate(drafts) if guess != chosen[i]), len(drafts))
+    kept = next((i for i, draft in enumerate(drafts) if draft != chosen[i]), len(drafts))
     return kept, chosen[kept]
 
 
 def _rejected(p: Tensor, q: Tensor, drafts: list[int], u: Tensor) -> Verdict:
-    for i, guess in enumerate(drafts):
+    for i, draft in enumerate(drafts):
         numbers = u[i : i + 2, None]
-        token = int(verified(p[i : i + 1], q[i : i + 1], torch.tensor([guess]), numbers)[0])
-        if token != guess:
+        token = int(verified(p[i : i + 1], q[i : i + 1], torch.tensor([draft]), numbers)[0])
+        if token != draft:
             return i, token
     return len(drafts), int(draw(p[-1:], u[-1:])[0])
 
 
 def speculating(llm: LLM, options: Mapping[str, Any], num_drafts: int, part: Speculation) -> LabEngine:
-    """A `LabEngine` in which each decoding request has up to num_drafts guesses of `part` in a step. num_drafts 0:
+    """A `LabEngine` in which each decoding request has up to num_drafts draft tokens of `part` in a step. num_drafts 0:
     `part` is never asked, and the engine's own sampler draws."""
     if not num_drafts:
         return LabEngine(llm, options)
@@ -121,7 +121,7 @@ def speculating(llm: LLM, options: Mapping[str, Any], num_drafts: int, part: Spe
 
 
 def drafted_by(llm: LLM) -> Callable[[Request, int], Drafted]:
-    """A small model as `guess` of `Speculation`: it draws with the settings of the request, without a cache."""
+    """A small model as `draft` of `Speculation`: it draws with the settings of the request, without a cache."""
     model, asked = llm.engine.model, {"n": 0}
 
     @torch.inference_mode()

@@ -2,7 +2,7 @@
 rules out for now.
 
 All depend on the request and the position alone: nothing is kept from step to step, and a step that is computed anew,
-ahead, or with wrong guesses before a position sees the same.
+ahead, or with wrong drafts before a position sees the same.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
-step before; so with several steps in flight they are sent when that step is collected. Guesses may stand in such a
+step before; so with several steps in flight they are sent when that step is collected. Drafts may stand in such a
 row, as far as the grammar allows them: each of its positions has a mask of its own (`drafts.py`).
 
 Source: XGrammar (Dong et al. 2024) masks logits so.
@@ -22,8 +22,8 @@ class Masking(EngineFeature):
         self.engine = engine
 
     def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """With takes_masks where one of its rows samples under a grammar; one that `DraftsLater` where guesses depend
-        on it, unless it is submitted while another runs."""
+        """With takes_masks where one of its rows samples under a grammar; a `DraftsLater` where drafts depend on it,
+        unless it is submitted while another runs."""
         if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
             return step
         step = replace(step, takes_masks=True)
@@ -35,8 +35,8 @@ class Masking(EngineFeature):
             executor, plan, requests = self.engine.executor, flight.plan, flight.requests
             assert isinstance(executor, TakesMasks)  # or the request would not have been added
             masks = StepMasks(plan, requests)
-            guesses = worker_drafts(executor, flight.ticket, plan, requests, masks)
-            executor.finish(flight.ticket, masks_of(plan, requests, masks, guesses))
+            drafts = worker_drafts(executor, flight.ticket, plan, requests, masks)
+            executor.finish(flight.ticket, masks_of(plan, requests, masks, drafts))
 
 
 def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
@@ -49,9 +49,9 @@ def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
 
 
 def masks_of(
-    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, guesses: Sequence[Drafted] | None
+    plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, drafts: Sequence[Drafted] | None
 ) -> Masks:
-    """What each row may sample now. A request that has ended by now has no use for its own. guesses: the worker's, of
+    """What each row may sample now. A request that has ended by now has no use for its own. drafts: the worker's, of
     each row. TypeError for a grammar that gives no bytes."""
     rows: list[bytes | None] = []
     for number, row in enumerate(plan.rows):
@@ -64,10 +64,10 @@ def masks_of(
                 raise TypeError(
                     f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
                 )
-            if guesses is not None and not row.drafts and isinstance(mask, bytes):
+            if drafts is not None and not row.drafts and isinstance(mask, bytes):
                 masks.known[number, ()] = mask
-                mask += masks.behind_each(number, guesses[number])
-            for i in range(len(row.drafts)):  # behind each guess its own
+                mask += masks.behind_each(number, drafts[number])
+            for i in range(len(row.drafts)):  # behind each draft token its own
                 mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
         rows.append(mask)
     return Masks(plan.step_id, tuple(rows))

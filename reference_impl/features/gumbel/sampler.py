@@ -6,10 +6,10 @@ Monotone functions leave an argmax where it is: that of p / E is computed, with 
 distributed. Of events that come at the rates p, E / p are the times until each comes, and token x is first with
 probability p(x).
 
-What it is for: a guess for a request with a seed is drawn with the numbers that its position's token will be drawn
-with (`speculative/draft_model.py`), and kept where both draws give the same. One number per position puts two
+What it is for: a draft token for a request with a seed is drawn with the numbers that its position's token will be
+drawn with (`speculative/draft_model.py`), and kept where both draws give the same. One number per position puts two
 distributions that differ a little at its first tokens out of step for all later ones; with a number per token only what
-differs moves. Guesses are kept with probability (1 - TV) / (1 + TV) at least (Daliri et al. 2024), in any order of the
+differs moves. Drafts are kept with probability (1 - TV) / (1 + TV) at least (Daliri et al. 2024), in any order of the
 tokens.
 
 What it costs: the numbers of all tokens of all rows, made where the logits lie. For v tokens, v / 4 counters take 10
@@ -59,8 +59,8 @@ class GumbelSampler(TorchSampler):
 
     def ranked(self, scores: Tensor, t: Mapping[str, Tensor], num: int) -> Tensor:
         """The token that `choose` gives, then those that would be chosen without the ones before, [rows, num]: where
-        a tree's guesses for one position are these of the draft, the target's token is oftener among them. A greedy row
-        goes on with its likeliest tokens."""
+        a tree's drafts for one position are these of the draft model, the target's token is oftener among them. A
+        greedy row goes on with its likeliest tokens."""
         likeliest = scores.topk(num).indices
         if "seed" not in t:
             return likeliest

@@ -11,6 +11,6 @@ from reference_impl.features.triton_sampler.sampler import TritonSampler
 
 
 class TritonGumbelSampler(TritonSampler, GumbelSampler):
-    """`ranked`, which trees of guesses ask for, is in torch."""
+    """`ranked`, which draft trees ask for, is in torch."""
 
     noise = True

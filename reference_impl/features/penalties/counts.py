@@ -135,8 +135,8 @@ class TokenCounts:
         self.written.view(-1).scatter_add_(0, at, output)  # whole numbers: their sum is the same in any order
 
 
-def penalised(logits: Tensor, penalties: Penalties, guessed: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """A new tensor, in float32 at least. logits [rows, vocab_size]. guessed: (which of the P rows, token), tokens that
+def penalised(logits: Tensor, penalties: Penalties, drafted: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """A new tensor, in float32 at least. logits [rows, vocab_size]. drafted: (which of the P rows, token), tokens that
     count as written for that row alone: drafts before its position.
 
     Divided (multiplied, if negative) by the repetition penalty where a token was seen; then less the presence penalty
@@ -151,10 +151,10 @@ def penalised(logits: Tensor, penalties: Penalties, guessed: tuple[Tensor, Tenso
         return t[name].to(scores.dtype)[:, None]
 
     seen, count = counts.seen[t["places"]], counts.written[t["places"]].to(scores.dtype)
-    if guessed is not None:
-        rows, _ = guessed
-        seen.index_put_(guessed, torch.ones_like(rows, dtype=torch.bool))
-        count.index_put_(guessed, torch.ones_like(rows, dtype=count.dtype), accumulate=True)
+    if drafted is not None:
+        rows, _ = drafted
+        seen.index_put_(drafted, torch.ones_like(rows, dtype=torch.bool))
+        count.index_put_(drafted, torch.ones_like(rows, dtype=count.dtype), accumulate=True)
     s, repetition = scores.index_select(0, t["rows"]), column("repetition")
     s = torch.where(seen & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)

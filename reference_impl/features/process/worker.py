@@ -250,7 +250,7 @@ def ignore_signals() -> None:
 # --- in that process ------------------------------------------------------------------------------------------------
 
 
-# A step; its masks; its number, where its guesses are asked for; masks that these depend on; None: the end.
+# A step; its masks; its number, where its drafts are asked for; masks that these depend on; None: the end.
 Message: TypeAlias = Step | Masks | int | list[bytes | None] | None
 
 
@@ -312,7 +312,7 @@ def serve(connection: Connection, executor: Executor) -> None:
 def _answer(
     connection: Connection, messages: _Inbox, executor: Executor, running: deque[_Submitted], step_id: int
 ) -> None:
-    """The guesses of a step that waits for masks; nothing where it failed: that was answered instead."""
+    """The drafts of a step that waits for masks; nothing where it failed: that was answered instead."""
 
     def ask(texts: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[bytes | None]:
         connection.send_bytes(pickle.dumps(("masks", texts), pickle.HIGHEST_PROTOCOL))

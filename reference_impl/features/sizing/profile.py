@@ -3,7 +3,7 @@
 A step's activations, logits and workspaces depend on the kernels, the sampler and the libraries below; instead of
 guessing, some steps that need the most are run before the cache is there, and the device is asked for their peaks:
 a prompt that takes the whole budget of tokens; as many rows as may be, all of which sample; and as many that decode,
-without guesses and with as many as they may have.
+without drafts and with as many as they may have.
 """
 
 from __future__ import annotations
@@ -79,24 +79,24 @@ def worst_steps(
     The one that decodes comes first: the workspace that torch's attention keeps from it is there beside the others.
 
     longest: positions of a sequence. room: tokens that the device could hold at all: together the rows see no more,
-    but that one of them is as long as can be. by_model: guesses come from a model in the worker; otherwise the step
+    but that one of them is as long as can be. by_model: drafts come from a model in the worker; otherwise the step
     names them.
     """
     budget = config.max_num_batched_tokens
     few, many = -(-budget // longest), min(config.max_num_seqs, budget)
     shapes = [(rows, budget // rows) for rows in dict.fromkeys((min(few, many), many))]
     k = min(config.num_drafts, longest - 1)
-    guesses = [min(k, max(0, budget - many - k * row)) for row in range(many)]  # of each row, as far as the budget goes
+    shared = [min(k, max(0, budget - many - k * row)) for row in range(many)]  # of each row, as far as the budget goes
     steps: list[WorstStep] = []
-    for rows, new, guessing in [
-        (many, 1, False), *((rows, new, False) for rows, new in shapes), *([(many, 1, True)] if guesses[0] else []),
+    for rows, new, drafting in [
+        (many, 1, False), *((rows, new, False) for rows, new in shapes), *([(many, 1, True)] if shared[0] else []),
     ]:  # fmt: skip
-        # Without a seed guesses are verified by rejection, which compares whole distributions.
-        sampling = replace(HUNGRY, seed=None) if guessing else HUNGRY
+        # Without a seed drafts are verified by rejection, which compares whole distributions.
+        sampling = replace(HUNGRY, seed=None) if drafting else HUNGRY
         requests: dict[str, Request] = {}
         new, plan = min(new, longest), []
         for row in range(rows):
-            num_drafts = guesses[row] if guessing else 0
+            num_drafts = shared[row] if drafting else 0
             drafts = () if by_model else tuple(i % vocab for i in range(num_drafts))
             end = longest if row == 0 else min(longest, max(new + num_drafts, room // rows))
             blocks, length = [0] * -(-end // specs[0].block_size), end - num_drafts
@@ -111,11 +111,11 @@ def worst_steps(
 
 def bytes_of_graphs(measured: Measured, steps: Sequence[WorstStep], widest: int | None = None) -> int:
     """Captured steps have memory of their own. They share it, but a large one cannot always use the pieces of smaller
-    ones, and logits are copied out of it: the largest peak of `steps` that decode, with guesses or without, is counted
+    ones, and logits are copied out of it: the largest peak of `steps` that decode, with drafts or without, is counted
     twice. Their inputs and what the driver keeps for them are left to the rest of the device, as is what the allocator
     loses in gaps.
 
-    steps: those measured. widest: tokens of a step with guesses, if larger ones are not captured.
+    steps: those measured. widest: tokens of a step with drafts, if larger ones are not captured.
     """
     peaks = [0]
     for peak, (plan, _) in zip(measured.peaks, steps, strict=True):

@@ -1,22 +1,23 @@
-"""How many guesses pay: as many as make tokens come fastest, by how often they are kept and what steps take.
+"""How many drafts pay: as many as make tokens come fastest, by how often they are kept and what steps take.
 
-One more token in a step takes b seconds, and the engine gives r tokens a second. The j-th guess of a request is kept
-with all before it with probability a^j, a being its acceptance. So it is worth its time while a^j > b r, its price. At
-the best rate r no guess can be exchanged for a better one (Dinkelbach 1967), and r is that of the steps just done, so
-it gets there. In a large batch a step is full, r is high, and guesses end by themselves; where none pays, there are
-none but a trial now and then, and the plan says for how many rows (`StepPlan.num_undrafted`, in the trace `DraftUse`).
+One more token in a step takes b seconds, and the engine gives r tokens a second. The j-th draft token of a request is
+kept with all before it with probability a^j, a being its acceptance. So it is worth its time while a^j > b r, its
+price. At the best rate r no draft token can be exchanged for a better one (Dinkelbach 1967), and r is that of the steps
+just done, so it gets there. In a large batch a step is full, r is high, and drafts end by themselves; where none pays,
+there are none but a trial now and then, and the plan says for how many rows (`StepPlan.num_undrafted`, in the trace
+`DraftUse`).
 
-Not all that guesses cost grows with their number. A model runs once more for each further one, for all requests at
+Not all that drafts cost grows with their number. A model runs once more for each further one, for all requests at
 once; the first of a step may cost more than a further one, since a product of one row and one of two are different
-kernels. So how deep a step guesses is decided for all requests: of the depths from none to `num_drafts`, that at which
+kernels. So how deep a step drafts is decided for all requests: of the depths from none to `num_drafts`, that at which
 tokens are expected to come fastest, by what such steps took (`step_costs.py`). What a step without any takes is
-measured every PLAIN_AFTER steps, if guesses leave none. Steps with prompts show nothing of this, and in a loaded engine
-most are such. So a batch more than twice as large as any that was measured has no guesses: what is free for one request
+measured every PLAIN_AFTER steps, if drafts leave none. Steps with prompts show nothing of this, and in a loaded engine
+most are such. So a batch more than twice as large as any that was measured has no drafts: what is free for one request
 is not for sixty.
 
 A model that does not pay as a whole is switched off (`payoff.py`, `StepPlan.keeps_up`), and tried again later. Requests
-that it has not kept up with get no guesses any more, so a later trial is with new ones. Medusa heads and early exit
-guess from what the target computed in the step before: they are judged alike, and a later trial is with all requests,
+that it has not kept up with get no drafts any more, so a later trial is with new ones. Medusa heads and early exit
+draft from what the target computed in the step before: they are judged alike, and a later trial is with all requests,
 from its second step on. Extends `Drafting.cut`, `useful_drafts`, `schedule`, `update` and `finish`.
 """
 
@@ -34,24 +35,24 @@ from reference_impl.features.speculative.scheduling import Drafting
 from reference_impl.features.speculative.step_costs import NUM_TIMES, STALL, StepCosts
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 
-PLAIN_AFTER = 48  # steps with guesses, until two have none: the second shows what such a step takes
-LIKE_OTHERS = 32  # guesses that all requests together count for in what is expected of one
-AT_FIRST = 0.8  # before any guess; those that are too many end soon
-MOST_TAKEN = 1 / 32  # of the budget, by guesses, where prompts could use all of it
-TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
+PLAIN_AFTER = 48  # steps with drafts, until two have none: the second shows what such a step takes
+LIKE_OTHERS = 32  # drafts that all requests together count for in what is expected of one
+AT_FIRST = 0.8  # before any drafts; those that are too many end soon
+MOST_TAKEN = 1 / 32  # of the budget, by drafts, where prompts could use all of it
+TRIAL_AFTER = 32  # steps without drafts, until a request has one tried again; twice as many if it is wrong
 
 
 @dataclass
 class Acceptance:
-    """How often guesses are kept, of one request or of all. What is older counts less."""
+    """How often drafts are kept, of one request or of all. What is older counts less."""
 
     kept: float = 0.0
     missed: float = 0.0
-    num_idle: int = 0  # steps since its last guess
+    num_idle: int = 0  # steps since its last draft token
     patience: int = TRIAL_AFTER  # of such steps before a trial
 
     def add(self, num_drafts: int, num_kept: int) -> None:
-        # Without guesses, too: of what was long ago nothing follows.
+        # Without drafts, too: of what was long ago nothing follows.
         self.kept += num_kept - self.kept / MEMORY
         self.missed += (num_kept < num_drafts) - self.missed / MEMORY
         if not num_drafts:
@@ -62,8 +63,8 @@ class Acceptance:
             self.num_idle = 0
 
     def chance(self, expected: float, weight: float) -> float:
-        """That a guess is kept if those before it were. expected: what is assumed where little was seen, as if so many
-        guesses had shown it."""
+        """That a draft token is kept if those before it were. expected: what is assumed where little was seen, as if so
+        many drafts had shown it."""
         return (self.kept + weight * expected) / (self.kept + self.missed + weight)
 
 
@@ -76,24 +77,24 @@ def _num_worth(price: float, chance: float, most: int) -> int:
 
 
 class Adapting(Drafting):
-    """num_drafts: the most that a row has. must_follow: what guesses has to compute all that it does not guess, too, to
-    go on (if there is a model that does); otherwise the step before is enough."""
+    """num_drafts: the most that a row has. must_follow: the draft model (if there is one) has to compute all that it
+    does not draft, too, to go on; otherwise the step before is enough."""
 
     def __init__(self, *core: Any, must_follow: bool = True, **options: Any):
         super().__init__(*core, **options)
         self.must_follow = must_follow
         self.costs = StepCosts()
-        # Of the step that is planned: tokens that the engine gives in the time of one more guess (None until that was
-        # measured); guesses of a row, at most.
+        # Of the step that is planned: tokens that the engine gives in the time of one more draft token (None until that
+        # was measured); drafts of a row, at most.
         self.price: float | None = None
         self._most = self.num_drafts
         self._ended: float | None = None  # the step before, if this one is planned right behind it
         self._num_with_drafts = 0  # steps, since one showed what it takes without
         self._measures = False  # what a step takes without: the one that is planned has none
         self.acceptances: dict[str, Acceptance] = {}
-        self.of_all = Acceptance()  # what is expected of a request before its first guess
-        self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned
-        self.payoff = Payoff()  # of a model that guesses
+        self.of_all = Acceptance()  # what is expected of a request before its first draft token
+        self._losing: set[str] = set()  # requests whose drafts would lose, in the step that is planned
+        self.payoff = Payoff()  # of a draft model
         self._behind: set[str] = set()  # requests that it has not kept up with
         self._prompts: dict[str, float] = {}  # seconds that it took for a request's prompt
         self._prompt_seconds: deque[float] = deque(maxlen=NUM_TIMES)  # for a token, of the newest steps with prompts
@@ -125,7 +126,7 @@ class Adapting(Drafting):
     def cut(self, shares: Shares, left: int) -> Shares:
         if self.has_drafts:
             num_missing = [missing for _, missing in shares if missing > 1]
-            if sum(num_missing) > left:  # a guess takes the place of a prompt's token, which is never in vain
+            if sum(num_missing) > left:  # a draft token takes the place of a prompt's token, which is never in vain
                 most = int(MOST_TAKEN * self.max_num_batched_tokens)
                 self._most = min(self._most, most // max(1, len(shares) - len(num_missing)))
         return super().cut(shares, left)
@@ -157,7 +158,7 @@ class Adapting(Drafting):
             self.price = None
             return self.num_drafts
         least = self.costs.seconds(num_rows, 0, 0)
-        # The newest steps may have had fewer rows, as those with prompts do not count: of the rate without guesses one
+        # The newest steps may have had fewer rows, as those with prompts do not count: of the rate without drafts one
         # is sure. On a coarse clock a step may take no time.
         self.price = price = seconds * max(self.costs.rate, num_rows / least if least else 0.0)
         kept, rows = [0.0] * (self.num_drafts + 1), [0] * (self.num_drafts + 1)  # at each depth
@@ -171,13 +172,13 @@ class Adapting(Drafting):
                 kept[depth] += likely
                 rows[depth] += 1
                 likely *= chance
-        tokens, guesses = float(num_rows), 0
+        tokens, drafts = float(num_rows), 0
         best, most = 0, tokens  # which take `least` seconds
         for depth in range(1, self.num_drafts + 1):
             if not rows[depth]:
                 break
-            tokens, guesses = tokens + kept[depth], guesses + rows[depth]
-            took = self.costs.seconds(num_rows, guesses, depth)
+            tokens, drafts = tokens + kept[depth], drafts + rows[depth]
+            took = self.costs.seconds(num_rows, drafts, depth)
             if tokens * least > most * took:
                 best, most, least = depth, tokens, took
         return best
@@ -225,7 +226,7 @@ class Adapting(Drafting):
             self.payoff.wait()
         if self.payoff.on != was_on:  # the next step is not like this one
             self.costs.interrupt()
-            if self.payoff.on:  # or what was seen before it was off would keep a trial from guessing at all
+            if self.payoff.on:  # or what was seen before it was off would keep a trial from drafting at all
                 self.of_all = Acceptance()
                 self.acceptances.clear()
 
@@ -235,7 +236,7 @@ class Adapting(Drafting):
         plain = self.costs.plain_seconds(num_rows) if alone is None else alone
         if not plain:  # not known; or the clock is too coarse to say what is lost
             return
-        # What it does for rows that it has not kept up with is no cost of those that it guesses for.
+        # What it does for rows that it has not kept up with is no cost of those that it drafts for.
         behind = sum(row.request_id in self._behind for row in plan.rows) / num_rows
         spent = seconds - plain - behind * drafting
         spent += num_given * self._prompt_seconds_of_a_token(plan) / num_rows

@@ -1,4 +1,4 @@
-"""Lossless verification of several guesses for one position (SpecInfer, Miao et al. 2024; recursive rejection sampling
+"""Lossless verification of several drafts for one position (SpecInfer, Miao et al. 2024; recursive rejection sampling
 without replacement, Jeon et al. 2024, Yang et al. 2024), for requests without a seed of their own.
 
     the candidates x1, x2, ... are drawn from q one after another, each without those before it
@@ -63,7 +63,7 @@ def verified_children(p: Tensor, q: Tensor | None, children: Tensor, u: Tensor) 
         there = token != NONE
         x = token.clamp(min=0)[:, None]
         one_hot = torch.zeros_like(p).scatter_(1, x, 1)
-        # Where a draft's logits are not numbers q has NaN: its guess is then taken as one that was not drawn.
+        # Where a draft model's logits are not numbers q has NaN: its token is then taken as one that was not drawn.
         drawn = one_hot if q is None else torch.where((q.gather(1, x) > 0) & (q.sum(-1, keepdim=True) > 0), q, one_hot)
         kept = u[number] * drawn.gather(1, x)[:, 0] < p.gather(1, x)[:, 0]  # u < p(x) / q(x)
         found = torch.where((found == NONE) & there & kept, token, found)
@@ -80,8 +80,8 @@ def _divided(rest: Tensor, before: Tensor) -> Tensor:
 
 
 def first_of_equal(tokens: Tensor, siblings: Tensor) -> Tensor:
-    """[guesses] bool: whether no earlier sibling guesses the same token: only such a guess may be on a path, or two
-    paths would bear one text. tokens [guesses]; siblings [guesses, m], indices of the earlier ones, NONE behind."""
+    """[drafts] bool: whether no earlier sibling is the same token: only such a draft may be on a path, or two
+    paths would bear one text. tokens [drafts]; siblings [drafts, m], indices of the earlier ones, NONE behind."""
     same = tokens[siblings.clamp(min=0)] == tokens[:, None]
     return ~(same & (siblings != NONE)).any(1)
 
@@ -126,8 +126,8 @@ def path_arrays(trees: Sequence[Tree]) -> Arrays:
 
 
 def typical(p: Tensor, tokens: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
-    """[guesses] bool: which guesses typical acceptance keeps (Medusa, Cai et al. 2024, section 2.3.1): those with
+    """[drafts] bool: which drafts typical acceptance keeps (Medusa, Cai et al. 2024, section 2.3.1): those with
     p(x) > min(epsilon, delta exp(-entropy of p)). Lossy: texts are no longer distributed as p, nor those of plain
-    decoding. p [guesses, vocab_size], of the node before each; tokens [guesses]."""
+    decoding. p [drafts, vocab_size], of the node before each; tokens [drafts]."""
     entropy = torch.special.entr(p).sum(-1)
     return p.gather(1, tokens[:, None])[:, 0] > torch.clamp(delta * torch.exp(-entropy), max=epsilon)

@@ -1,22 +1,22 @@
-"""A draft model: a smaller one that guesses what the target would write (Leviathan et al. 2023).
+"""A draft model: a smaller one that drafts what the target would write (Leviathan et al. 2023).
 
 Its keys and values lie in a cache of its own with the target's blocks: as many of them, of as many tokens, by the same
 ids. So the target's block tables address both caches, and what the engine does with blocks (prefixes that are found
 again, copies, forks, swapping, roll-back) it does for the draft.
 
-    pass 0       all rows of the step: those without guesses are only computed, so that the draft keeps up;
-                 behind the others the first guess is drawn
-    pass 1 ...   of rows that get another guess, the guess before: one token each
+    pass 0       all rows of the step: those without drafts are only computed, so that the draft keeps up;
+                 behind the others the first draft token is drawn
+    pass 1 ...   of rows that get another draft token, the one before: one token each
 
 Of a slot with n tokens computed, keys and values of positions [0, n - 1) are right in the draft's cache: of all the
-guesses that were kept the last was drawn, and not computed. So in pass 0 each row begins one token before its own.
-(Where that guess is the last token of a block, and another request finds the block in the prefix cache before this one
-has gone on, the position stays wrong for the other one, whose guesses are worse then.)
+drafts that were kept the last was drawn, and not computed. So in pass 0 each row begins one token before its own.
+(Where that draft token is the last token of a block, and another request finds the block in the prefix cache before
+this one has gone on, the position stays wrong for the other one, whose drafts are worse then.)
 
-A guess for a request with a seed is drawn as the target's token will be, with the position's own random number: where
-the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own, and
-what it was drawn from is kept for `rejection.py`. Of a request with penalties or biases the draft's logits are moved as
-the target's are (`draft_scores.py`).
+A draft token for a request with a seed is drawn as the target's token will be, with the position's own random number:
+where the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own,
+and what it was drawn from is kept for `rejection.py`. Of a request with penalties or biases the draft's logits are
+moved as the target's are (`draft_scores.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DraftModel:
     attention: AttentionBackend
     kv_specs: Sequence[KVSpec]
     logits_dtype: torch.dtype
-    distance = 0  # from the token behind a pass's position to the one that the pass guesses
+    distance = 0  # from the token behind a pass's position to the one that the pass drafts
 
     @property
     def own_cache(self) -> KVCache | None:
@@ -72,8 +72,8 @@ class DraftModel:
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
-        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for.
+        """Runs the passes; drafts go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
+        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without drafts that it is for.
         replay: by which passes are computed, as far as it can."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
@@ -115,12 +115,12 @@ def lay_out_passes(rows: Sequence[StepRow], slots: Slots, back: int = 1) -> list
     ]
     passes = [lay_out_ahead(first, [-b for b in before], slots)]
     for nth in range(1, max(row.num_drafts for row in rows)):
-        guessed = [(row, row.num_tokens + nth - 1) for row in rows if row.num_drafts > nth]
-        if nth > 1 and len(guessed) == len(passes[-1].slots):
+        drafted = [(row, row.num_tokens + nth - 1) for row in rows if row.num_drafts > nth]
+        if nth > 1 and len(drafted) == len(passes[-1].slots):
             passes.append(one_further(passes[-1]))
             continue
-        single = [StepRow(row.slot, row.start + ahead, 1, True) for row, ahead in guessed]
-        passes.append(lay_out_ahead(single, [ahead for _, ahead in guessed], slots))
+        single = [StepRow(row.slot, row.start + ahead, 1, True) for row, ahead in drafted]
+        passes.append(lay_out_ahead(single, [ahead for _, ahead in drafted], slots))
     return passes
 
 
@@ -148,7 +148,7 @@ def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -
 
 
 def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What `guess` looks up, and draws, by. distance: as of `DraftModel`. places: as of `rejection.places`."""
+    """What `propose` looks up, and draws, by. distance: as of `DraftModel`. places: as of `rejection.places`."""
     found: Arrays = {}
     next_places = dict(places)
     for number, batch in enumerate(passes):
@@ -158,9 +158,9 @@ def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler,
 
 
 def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places: dict[int, int]) -> Arrays:
-    """What a guess at each of the batch's logits is drawn by. distance: as of `DraftModel`. next_places: as of
-    `rejection.places`, but of each slot's next guess, which is counted on; with places, also unseeded, place
-    [guesses]: which of the logits, which of the E.
+    """What a draft token at each of the batch's logits is drawn by. distance: as of `DraftModel`. next_places: as of
+    `rejection.places`, but of each slot's next draft token, which is counted on; with places, also unseeded, place
+    [drafts]: which of the logits, which of the E.
     """
     slots, settings = slots_of(batch), batch.settings
     found: Arrays = {}
@@ -188,7 +188,7 @@ def by_pass(t: Mapping[str, Tensor], num_passes: int) -> list[dict[str, Tensor]]
 def with_drawn(
     q: Tensor | None, scores: Tensor, t: Mapping[str, Tensor], all_arrays: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """q [E, vocab_size], with what a pass's guesses were drawn from; None as long as there are none. t: the pass's."""
+    """q [E, vocab_size], with what a pass's drafts were drawn from; None as long as there are none. t: the pass's."""
     if "unseeded" not in t:
         return q
     probs = filtered(scores, t, t["unseeded"])

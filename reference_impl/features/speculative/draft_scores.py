@@ -1,11 +1,11 @@
-"""What guesses of a model are drawn from: its logits, moved as the target's will be.
+"""What a draft model's tokens are drawn from: its logits, moved as the target's will be.
 
 A request's biases and penalties, what its parameters rule out, and its grammar where its masks can be asked for
 (`grammars/drafts.py`), are applied to a draft's logits, too: without them it drafts tokens that the target's scores
 have sunk. Any q is verified as rightly; this one is nearer to p. Penalties ask how often the text has each token: what
 was sampled is counted already, and behind it come the drafts of this step before a position, as in verification.
 
-Logits that are not numbers are counted: their guesses are right by chance alone.
+Logits that are not numbers are counted: their drafts are right by chance alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reference_impl.core.staging import to_device
 from reference_impl.core.worker import StepRun
 from reference_impl.core.worker_feature import DraftPositions
 
-# (logits [rows, vocab_size]; slots [rows]; positions [rows], which are guessed; the guesses of this step before each of
+# (logits [rows, vocab_size]; slots [rows]; positions [rows], which are drafted; the drafts of this step before each of
 # them: how many, that lie in its slot, or which, [rows, number]) -> scores of the same shape.
 DraftScores = Callable[[Tensor, Sequence[int], Tensor, int | Tensor], Tensor]
 
@@ -40,15 +40,15 @@ def moved_as_the_targets(run: StepRun, logits: Tensor, at: DraftPositions) -> Te
 
 
 def texts_before(slots: Sequence[int], positions: Tensor, before: int | Tensor, of: Slots) -> list[tuple[int, ...]]:
-    """On the host: the guesses of this step before each position; as of `DraftScores`."""
+    """On the host: the drafts of this step before each position; as of `DraftScores`."""
     if not isinstance(before, Tensor):
         back = torch.arange(before, 0, -1, device=of.device)
         slot = to_device({"slot": np.array(slots)}, of.device)["slot"]
         before = of.tokens[slot[:, None], positions[:, None] - back]
-    return [tuple(guesses) for guesses in before.tolist()]
+    return [tuple(drafts) for drafts in before.tolist()]
 
 
 def not_numbers(logits: Tensor) -> Tensor:
     """How many rows of logits [rows, vocab_size] have a NaN, positive infinity, or nothing but negative infinity, which
-    tokens that a draft does not guess have: 0-dimensional int64, on the device."""
+    tokens outside the draft vocabulary have: 0-dimensional int64, on the device."""
     return (~torch.isfinite(logits.amax(-1))).sum()

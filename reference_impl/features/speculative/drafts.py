@@ -1,10 +1,10 @@
-"""Drafts in a step: a proposer's guesses lie behind a row's known tokens, and the model computes them with it.
+"""Drafts in a step: a proposer's tokens lie behind a row's known tokens, and the model computes them with it.
 
-What each position samples is then what it would have sampled without them, as long as all guesses before it were right.
-So the tokens up to the first wrong guess, and the one sampled in its place, are those of plain decoding: greedy, or
+What each position samples is then what it would have sampled without them, as long as all drafts before it were right.
+So the tokens up to the first wrong draft, and the one sampled in its place, are those of plain decoding: greedy, or
 drawn with the position's own random number. A request without a seed is promised no text, only its distribution; what
-its positions get is drawn by rejection, which keeps more guesses (`rejection.py`). Either way a guess is kept that is
-what its position got, with all before it.
+its positions get is drawn by rejection, which keeps more drafts (`rejection.py`). Either way a draft token is kept if
+it is what its position got, with all before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
     """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
 
     slots, known, num [R]: the row's slot, its tokens without drafts, its drafts.
-    row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it. tokens [D]: the guesses,
+    row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it. tokens [D]: the drafts,
     where the step names them.
     """
     drafted = [row for row, num in enumerate(batch.drafts) if num]
@@ -47,24 +47,24 @@ def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
 
 
 def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, vocab_size: int, longest: int) -> Tensor:
-    """[D] int64: the guesses. longest: positions of the longest of these rows, or a bound. ValueError if they are not
+    """[D] int64: the drafts. longest: positions of the longest of these rows, or a bound. ValueError if they are not
     whole numbers, [R, k], on the same device, or, on a CPU, not of the vocabulary; a GPU, which would have to be waited
     for, fails by itself.
 
     The proposer is given copies: what it writes into them would otherwise be the text that the model reads."""
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
-    guesses = proposer.propose(rows.clone(), lengths, slots.tokens[:, :longest].clone(), k)
+    drafts = proposer.propose(rows.clone(), lengths, slots.tokens[:, :longest].clone(), k)
     expected = f"{type(proposer).__name__}.propose: expected"
-    if not isinstance(guesses, Tensor) or guesses.shape != (len(rows), k):
-        got = list(guesses.shape) if isinstance(guesses, Tensor) else type(guesses).__name__
+    if not isinstance(drafts, Tensor) or drafts.shape != (len(rows), k):
+        got = list(drafts.shape) if isinstance(drafts, Tensor) else type(drafts).__name__
         raise ValueError(f"{expected} {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], got {got}")
-    if guesses.dtype not in _WHOLE or guesses.device != rows.device:
+    if drafts.dtype not in _WHOLE or drafts.device != rows.device:
         raise ValueError(
-            f"{expected} tokens, which are int64, on {rows.device}; got {guesses.dtype} on {guesses.device}: return "
-            "guesses.to(slots.device, torch.int64), if these are tokens"
+            f"{expected} tokens, which are int64, on {rows.device}; got {drafts.dtype} on {drafts.device}: return "
+            "drafts.to(slots.device, torch.int64), if these are tokens"
         )
-    found = guesses.to(torch.int64)[row, nth]
+    found = drafts.to(torch.int64)[row, nth]
     if found.device.type == "cpu" and found.numel() and not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
         wrong = next(token for token in found.tolist() if not 0 <= token < vocab_size)
         raise ValueError(f"{expected} tokens of the vocabulary [0, {vocab_size}), got {wrong}")
@@ -77,12 +77,12 @@ def put_drafts(slots: Slots, t: Mapping[str, Tensor]) -> None:
 
 
 def take_drafts(slots: Slots, t: Mapping[str, Tensor]) -> Tensor:
-    """[D] int64: guesses that lie there already."""
+    """[D] int64: drafts that lie there already."""
     return slots.tokens[_places(slots, t)].long()
 
 
 def _places(slots: Slots, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(slot, position) of each guess, [D] each."""
+    """(slot, position) of each draft token, [D] each."""
     row = t["draft.row"]
     of_token = t["draft.slots"][row]
     return of_token, slots.computed.index_select(0, of_token) + t["draft.known"][row] + t["draft.nth"]

@@ -1,13 +1,13 @@
-"""Early exit: the target's own first layers guess, through its last norm and lm_head (self-speculation: "LayerSkip",
+"""Early exit: the target's own first layers draft, through its last norm and lm_head (self-speculation: "LayerSkip",
 Elhoushi et al. 2024; "Draft & Verify", Zhang et al. 2023, leave out layers elsewhere).
 
 It needs no weights and no memory: keys and values of the first n layers are the target's, in the target's cache. A
-guessing pass writes those of the tokens that it computes, and the step that verifies the guesses computes and writes
+drafting pass writes those of the tokens that it computes, and the step that verifies the drafts computes and writes
 them again, with the same numbers but for rounding. So those of all earlier tokens are there, and nothing is kept up.
 
-How often guesses are right depends on the model. LayerSkip's were trained with layers left out, and with the loss at
+How often drafts are right depends on the model. LayerSkip's were trained with layers left out, and with the loss at
 every layer; of a model that was not, early layers say little about the next token. The course target is such a model:
-of guesses behind 4 of its 8 layers, two in a row, 14 to 17 % are kept, behind 6 of them 47 to 50 % (bench/README.md),
+of drafts behind 4 of its 8 layers, two in a row, 14 to 17 % are kept, behind 6 of them 47 to 50 % (bench/README.md),
 and each costs these layers and an lm_head, more than half of a step. It does not pay there.
 """
 
@@ -29,7 +29,7 @@ class EarlyExit(DraftModel):
     own_cache = None
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-        """Only rows that get guesses, from their first token on: all before it is in the cache."""
+        """Only rows that get drafts, from their first token on: all before it is in the cache."""
         return lay_out_passes([row for row in rows if row.num_drafts], slots, back=0)
 
 

@@ -52,8 +52,8 @@ class BooksDrafts(EngineFeature):
     def _note_broken(self, plan: StepPlan, number: int) -> None:
         if not self.num_broken_drafts:
             logger.warning(
-                "step %d: of the model that guesses, %d guesses came of logits that are not numbers (NaN or infinite): "
-                "texts stay right, and such guesses cost time for nothing. Its weights may be broken, or too large for "
+                "step %d: %d drafts of the draft model came of logits that are not numbers (NaN or infinite): "
+                "texts stay right, and such drafts cost time for nothing. Its weights may be broken, or too large for "
                 "its dtype; this is said once, Engine.num_broken_drafts counts on", plan.step_id, number,
             )  # fmt: skip
         self.num_broken_drafts += number

@@ -1,4 +1,4 @@
-"""A feature head: one layer that guesses ahead from the target's own hidden states (EAGLE, Li et al. 2024; trained as
+"""A feature head: one layer that drafts ahead from the target's own hidden states (EAGLE, Li et al. 2024; trained as
 EAGLE-3, 2025).
 
     x[p] = fc([norm(embedding of token p + 1), hidden[p]])      hidden[p]: the target's, after its last norm
@@ -9,18 +9,18 @@ state, and is run alike (`hidden_norm`; its names there: enorm, hnorm, eh_proj):
 
     x[p] = fc([norm(embedding of token p + 1), norm(hidden[p])])
 
-So it knows what the target knows of position p, and the token that was sampled there. Behind the first guess it is run
-on its own hidden' in place of the target's. Embedding and lm_head are the target's; its keys and values lie in a cache
-of its own with the target's blocks, by the same ids, as a draft model's do (draft_model.py).
+So it knows what the target knows of position p, and the token that was sampled there. Behind the first draft token it
+is run on its own hidden' in place of the target's. Embedding and lm_head are the target's; its keys and values lie in a
+cache of its own with the target's blocks, by the same ids, as a draft model's do (draft_model.py).
 
     end of a step     all of its tokens, with the target's hidden states: the last one kept of each row stays in `ahead`
-    next step         guess 0 is drawn from what is in `ahead`; for each further guess the head runs once, over the rows
-                      that get one
+    next step         draft token 0 is drawn from what is in `ahead`; for each further one the head runs once, over the
+                      rows that get one
 
-Positions of guesses are computed again at the end of the step that verified them, so what wrong guesses left in the
+Positions of drafts are computed again at the end of the step that verified them, so what wrong drafts left in the
 cache is overwritten. An entry depends on the token behind its own: a prompt that shares a cached block and goes on
 otherwise reads one entry of another text; and of a held request, whose tokens the host chooses, entries may be of those
-that were sampled. Guesses are a little worse for it.
+that were sampled. Drafts are a little worse for it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ from reference_impl.models.quantization.head import StoredHead
 class FeatureHead:
     """layer: a decoder of one layer, of the target's family and hidden_size, whose embedding is not used.
     fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size], and hidden_norm alike.
-    draft_tokens [any] int64: the draft vocabulary, of which guesses are (EAGLE-3; FR-Spec, Zhao et al. 2025): the most
-    frequent tokens, so that lm_head has fewer rows. All others have q = 0, and verification is as right. None: all."""
+    draft_tokens [any] int64: the draft vocabulary, of which all drafts are (EAGLE-3; FR-Spec, Zhao et al. 2025): the
+    most frequent tokens, so that lm_head has fewer rows. All others have q = 0, and verification is as right. None:
+    all."""
 
     def __init__(
         self, layer: Decoder, fc: Linear, embed_norm: Tensor, draft_tokens: Tensor | None = None,
@@ -75,9 +76,9 @@ class FeatureHead:
         return "eagle" if self.hidden_norm is None else "mtp"
 
     def follow(self, target: Decoder) -> None:
-        """Guesses for this model, whose embedding and lm_head are used. ValueError if it guesses for another one."""
+        """Draft for this model, whose embedding and lm_head are used. ValueError if it drafts for another one."""
         if self._target is not None and self._target.embedding is not target.embedding:
-            raise ValueError("this feature head guesses for another model already: load_feature_head once more")
+            raise ValueError("this feature head drafts for another model already: load_feature_head once more")
         self._target = self._output = target
         if self.draft_tokens is not None:
             self._output = with_few_tokens(target, self.draft_tokens)
@@ -143,7 +144,7 @@ class KeepsHidden:
 @dataclass(frozen=True)
 class FeatureDraft:
     """A head at work: kv_cache, kv_spec, attention as of `DraftModel`. ahead [slots + 1, hidden_size]: of each slot
-    what the head gave last, which its next guess comes of."""
+    what the head gave last, from which its next draft token comes."""
 
     model: FeatureHead
     kv_cache: KVCache
@@ -166,7 +167,7 @@ class FeatureDraft:
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q, and
+        """Drafts go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q, and
         takes replay, as `DraftModel.propose` does."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
@@ -203,7 +204,7 @@ class FeatureDraft:
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
     ) -> None:
         """Behind the target: all tokens of the step. t: of the step's batch, with what was looked up. features: the
-        target's. wrong [rows]: how many of a row's tokens are guesses that were not kept; None: there are none."""
+        target's. wrong [rows]: how many of a row's tokens are drafts that were not kept; None: there are none."""
         last = t["query_start_loc"][1:].long() - 1
         t = {**t, "input_ids": self._next_tokens(t, slots)}
         t["logits_indices"] = last if wrong is None else last - wrong
@@ -219,8 +220,8 @@ class FeatureDraft:
 
 
 def lay_out_drafts(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-    """Of a step's rows, which begin at what is computed in their slots: a batch for each guess, of the rows that get
-    one. Guess n comes of position start - 1 + n; that of guess 0 is computed already."""
+    """Of a step's rows, which begin at what is computed in their slots: a batch for each draft token, of the rows
+    that get one. Draft token n comes of position start - 1 + n; that of draft token 0 is computed already."""
     passes: list[HostBatch] = []
     for nth in range(max((row.num_drafts for row in rows), default=0)):
         single = [StepRow(row.slot, row.start + nth - 1, 1, True) for row in rows if row.num_drafts > nth]

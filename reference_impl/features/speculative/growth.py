@@ -1,4 +1,4 @@
-"""A tree of guesses that is grown anew in each step (EAGLE-2, Li et al. 2024): how large it may be."""
+"""A draft tree that is grown anew in each step (EAGLE-2, Li et al. 2024): how large it may be."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Growth:
                 f"draft_tree: a dynamic tree: expected a width and levels of at least 1, of which width x (levels - 1) "
                 f"nodes are expanded, up to {MOST_TOKENS}; got width {self.width} and {self.num_levels} levels"
             )
-        # The head keeps what it has of expanded nodes where guesses and the known token lie.
+        # The head keeps what it has of expanded nodes where drafts and the known token lie.
         least, most = self._least(), min(MOST_TOKENS - 1, self._grown(self.num_levels))
         if not least <= self.num_nodes <= most:
             raise ValueError(
-                f"draft_tree: a dynamic tree: expected {least} to {most} guesses (num_drafts) with width {self.width} "
+                f"draft_tree: a dynamic tree: expected {least} to {most} drafts (num_drafts) with width {self.width} "
                 f"and {self.num_levels} levels, got {self.num_nodes}"
             )
 
@@ -62,5 +62,5 @@ class Growth:
         return self.width + (num_levels - 1) * self.width**2 if num_levels > 0 else 0
 
     def up_to(self, num_levels: int) -> int:
-        """Guesses of a row that can have so many of them kept."""
+        """Drafts of a row that can have so many of them kept."""
         return min(self.num_nodes, self._grown(min(num_levels, self.num_levels)))

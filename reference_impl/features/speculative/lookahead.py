@@ -1,4 +1,4 @@
-"""Lookahead decoding: the model guesses for itself by Jacobi iteration, and keeps the n-grams that come up (Fu et al.
+"""Lookahead decoding: the model drafts for itself by Jacobi iteration, and keeps the n-grams that come up (Fu et al.
 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding"). No weights, no draft model.
 
     window       N - 1 levels of W columns: what the last N - 1 iterations said of the tokens ahead
@@ -7,9 +7,9 @@
                  an n-gram of N tokens for the request's pool (lookahead_pool.py); the oldest level is dropped
     candidates   the newest n-grams of the pool that begin with the last known token, without it
 
-All of this is one tree of guesses (tree.py), so it needs no second path:
+All of this is one draft tree (tree.py), so it needs no second path:
 
-    known - w[0,0] - w[0,1] - w[0,2]      level 0 is a chain; w[l, j] is the guess for the token behind w[l - 1, j],
+    known - w[0,0] - w[0,1] - w[0,2]      level 0 is a chain; w[l, j] is a draft of the token behind w[l - 1, j],
               |        |        |         and sees its column and level 0 up to it: the mask of Fu et al.
             w[1,0]   w[1,1]   w[1,2]
           - c[0,0] - c[0,1]               each candidate is a chain of its own
@@ -17,7 +17,7 @@ All of this is one tree of guesses (tree.py), so it needs no second path:
 
 Other than there: the window is verified with the candidates, so that what is right of it is kept, too; and its columns
 move by as many tokens as the text does. As there, an iteration takes the likeliest tokens, however a request samples:
-so guesses depend on no random number. The window begins with the text's last tokens, and the pool empty.
+so drafts depend on no random number. The window begins with the text's last tokens, and the pool empty.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Shape:
         if min(self.columns, self.candidates) < 1 or self.length < 2 or nodes >= MOST_TOKENS:
             raise ValueError(
                 "lookahead: expected (columns, length of n-grams, candidates), at least (1, 2, 1), with (length - 1) x "
-                f"(columns + candidates) up to {MOST_TOKENS - 1} guesses, got {self.columns}, {self.length} and "
-                f"{self.candidates}: {nodes} guesses"
+                f"(columns + candidates) up to {MOST_TOKENS - 1} drafts, got {self.columns}, {self.length} and "
+                f"{self.candidates}: {nodes} drafts"
             )
 
     @staticmethod

@@ -50,7 +50,7 @@ class Lookahead:
 
     def iterate(self, slots: Tensor, newest: Tensor, num_kept: Tensor) -> None:
         """A step is over. slots [rows]; newest [rows, columns]: what follows the newest level's tokens; num_kept
-        [rows]: of the guesses."""
+        [rows]: of the drafts."""
         rows, columns = newest.shape
         grams = torch.cat((self.window[slots], newest[:, None]), 1).mT  # [rows, columns, length]
         pool, place = self.pool[slots], torch.arange(columns, device=slots.device)

@@ -1,16 +1,16 @@
-"""Medusa heads: small heads that each guess another number of tokens ahead, from one hidden state of the target (Cai et
+"""Medusa heads: small heads that each draft the token at another distance, from one hidden state of the target (Cai et
 al. 2024).
 
     h = hidden[p]                         the target's, after its last norm: it gave the distribution of token p + 1
     head_j = h + SiLU(W_j h + b_j)        -> the target's lm_head -> token p + 2 + j
 
-No head knows which token was sampled at p + 1, nor what the heads before it guessed: guess j is drawn from head j
-alone, so guesses are right more rarely than those of a model that is run on its own (draft_model.py, feature_head.py).
-In return there are no keys and values, and no pass after another: all guesses of a step are one product with the W_j,
+No head knows which token was sampled at p + 1, nor what the heads before it drafted: draft token j is drawn from head j
+alone, so drafts are right more rarely than those of a model that is run on its own (draft_model.py, feature_head.py).
+In return there are no keys and values, and no pass after another: all drafts of a step are one product with the W_j,
 and one with lm_head. Cai et al. verify the heads' best tokens as a tree; here they are a chain.
 
     end of a step     the hidden state of the last token kept of each row stays in `ahead`
-    next step         rows that get guesses have them all drawn from it
+    next step         rows that get drafts have them all drawn from it
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class MedusaHeads:
         self._target: Any = None
 
     def follow(self, target: Decoder) -> None:
-        """Guesses for this model, whose lm_head is used. ValueError if they guess for another one."""
+        """Draft for this model, whose lm_head is used. ValueError if they draft for another one."""
         if self._target is not None and self._target.embedding is not target.embedding:
-            raise ValueError("these Medusa heads guess for another model already: load_medusa_heads once more")
+            raise ValueError("these Medusa heads draft for another model already: load_medusa_heads once more")
         self._target = target
 
     def hidden_states(self, features: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class MedusaHeads:
 
 @dataclass(frozen=True)
 class MedusaDraft:
-    """Heads at work. ahead [slots + 1, hidden_size]: of each slot the target's hidden state that its next guesses come
+    """Heads at work. ahead [slots + 1, hidden_size]: of each slot the target's hidden state that its next drafts come
     of. logits_dtype: the target's, which the sampler is for."""
 
     model: MedusaHeads
@@ -82,12 +82,12 @@ class MedusaDraft:
     attention = None
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-        """One batch of all guesses of a step's rows, which begin at what is computed in their slots; none without
-        guesses. Of R rows with D guesses in all: slots [R]; row, nth, sampling_slots [D], of each guess."""
-        guessed = [StepRow(row.slot, row.start, 1, True, row.num_drafts - 1) for row in rows if row.num_drafts]
-        if not guessed:
+        """One batch of all drafts of a step's rows, which begin at what is computed in their slots; none without
+        drafts. Of R rows with D drafts in all: slots [R]; row, nth, sampling_slots [D], of each draft token."""
+        drafted = [StepRow(row.slot, row.start, 1, True, row.num_drafts - 1) for row in rows if row.num_drafts]
+        if not drafted:
             return []
-        batch = lay_out(guessed, slots)  # a row of k tokens, which has k logits
+        batch = lay_out(drafted, slots)  # a row of k tokens, which has k logits
         row, slot = np.array(batch.sampling), batch.arrays["slots"]
         nth = np.concatenate([np.arange(num) for num in batch.query_lens])
         return [replace(batch, arrays={"slots": slot, "row": row, "nth": nth, "sampling_slots": slot[row]})]
@@ -96,9 +96,9 @@ class MedusaDraft:
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Guesses go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.propose` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet,
-        unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
+        """Drafts go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
+        `DraftModel.propose` does. Penalties of draft token j count the text alone: the drafts before it are not drawn
+        yet, unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
@@ -120,7 +120,7 @@ class MedusaDraft:
 
 
 def one_by_one(passes: Sequence[HostBatch]) -> list[HostBatch]:
-    """Of the pass of a `MedusaDraft.lay_out` one for each head: where a guess depends on those before it."""
+    """Of the pass of a `MedusaDraft.lay_out` one for each head: where a draft token depends on those before it."""
     found = []
     for batch in passes:
         row, nth = batch.arrays["row"], batch.arrays["nth"]

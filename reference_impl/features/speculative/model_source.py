@@ -115,7 +115,7 @@ class ModelStep(StepSource):
             if logits.shape != (expected := (len(slots), vocab_size)):
                 raise ValueError(
                     f"{type(self.source.draft.model).__name__}.logits: expected {list(expected)}, a row for each of "
-                    f"{len(slots)} guesses and a column for each token of the target's vocabulary, got "
+                    f"{len(slots)} drafts and a column for each token of the target's vocabulary, got "
                     f"{list(logits.shape)}: its weights are not those of its config"
                 )
             broken = not_numbers(logits)

@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the text's last tokens when they occurred before is the guess of what follows them now
-(Saxena 2023, "Prompt Lookup Decoding"; vLLM's method "ngram"). It costs no model, and pays where text repeats: edits of
-code, answers that quote their prompt.
+"""Prompt lookup: the draft tokens are what followed the text's last tokens when they occurred before (Saxena 2023,
+"Prompt Lookup Decoding"; vLLM's method "ngram"). It costs no model, and pays where text repeats: edits of code, answers
+that quote their prompt.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Index:
 
 
 def copied(tokens: Sequence[int], at: int, k: int) -> list[int]:
-    """The k tokens from `at` on. Behind the last it goes on with what it has copied: a text that repeats with a period
-    shorter than k is guessed to go on so."""
+    """The k tokens from `at` on. Behind the last it goes on with what it has copied: drafts of a text that repeats
+    with a period shorter than k repeat, too."""
     found: list[int] = []
     for i in range(at, at + k):
         found.append(tokens[i] if i < len(tokens) else found[i - len(tokens)])

@@ -1,16 +1,16 @@
-"""Whether a model that guesses pays as a whole.
+"""Whether a draft model pays as a whole.
 
-It also computes what it does not guess, to keep up with the text: time that no number of guesses gives back. So its
+It also computes what it does not draft, to keep up with the text: time that no number of drafts gives back. So its
 steps are held against what the same tokens would take without it. Where that is not LEAST_WON more, prompts included,
 it is switched off, and for so long that all trials together cost at most MOST_LOST of the time. What wins less than
-that may as well lose: with guesses requests end at different steps, so that the last ones decode alone. That took 7 %
-of a call of 8 requests of equal length, where guesses won 5 % in steps in which all decode.
+that may as well lose: with drafts requests end at different steps, so that the last ones decode alone. That took 7 %
+of a call of 8 requests of equal length, where drafts won 5 % in steps in which all decode.
 
 What steps take without it is only known while it is off. Beside it the target's own part of a step takes longer, since
 the two share the processor's caches: 8 % seen, of a model that fits into them. So at first, and where it was off
-long ago, it has to win LEAST_SEEN of what steps take in which it guesses nothing; where it wins less, it is off for a
+long ago, it has to win LEAST_SEEN of what steps take in which it drafts nothing; where it wins less, it is off for a
 while, and the next trial has more to go by. Where MOST_UNUSED steps with prompts come one behind another, none with
-guesses, it is off, too.
+drafts, it is off, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from reference_impl.features.speculative.step_costs import STALL
 MEMORY = 64  # steps that are judged
 TRIAL_STEPS = 8  # before it is judged
 COLD_STEPS = 4  # the first of a trial, in which a model takes longer: they do not count
-ERRORS = 1  # standard errors of what guesses give, which are left out where it is judged: a few steps say little
+ERRORS = 1  # standard errors of what drafts give, which are left out where it is judged: a few steps say little
 OFF_STEPS = 256  # without it, until it is tried again, at least; twice as many if it loses again
-MOST_UNUSED = 128  # steps with prompts, one behind another, that it keeps up with and guesses nothing in
+MOST_UNUSED = 128  # steps with prompts, one behind another, that it keeps up with and drafts nothing in
 MOST_LOST = 0.01  # of the time without it, in its trials
 LEAST_WON = 0.08  # of the time without it, or it is switched off
-LEAST_SEEN = 0.15  # the same, held against steps in which it guesses nothing and keeps up
+LEAST_SEEN = 0.15  # the same, held against steps in which it drafts nothing and keeps up
 RECENTLY_OFF = 256  # steps since it was off, as long as steps without it say what one takes
 
 
@@ -42,12 +42,12 @@ class Payoff:
     num_steps: int = 0
     patience: int = OFF_STEPS // 2  # steps without it, before a trial
     _num_unused: int = 0  # steps, as of MOST_UNUSED
-    # The newest steps with it: tokens that guesses gave; tokens without them; seconds that such a step takes without
-    # the model and its guesses; seconds of these two, with the step's share of those for prompts.
+    # The newest steps with it: tokens that drafts gave; tokens without them; seconds that such a step takes without
+    # the model and its drafts; seconds of these two, with the step's share of those for prompts.
     _steps: deque[tuple[int, int, float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
     def add(self, num_rows: int, num_given: int, plain: float, spent: float, least: float = LEAST_WON) -> None:
-        """A step with it. num_rows, of which it guesses for some. plain: seconds that such a step takes without it.
+        """A step with it. num_rows, of which it drafts for some. plain: seconds that such a step takes without it.
         spent: more than that. least: what it has to win of that, or it is switched off."""
         self.num_steps += 1
         self._num_unused = 0
@@ -61,15 +61,15 @@ class Payoff:
 
     def _lost(self, errors: float = 0.0) -> float:
         """In a step, as a share of the time of one without it; below 0: won. errors: by how many standard errors
-        guesses gave more than was seen."""
+        drafts gave more than was seen."""
         gains, rows, plain, spent = zip(*self._steps, strict=True)
         num_steps, gain = len(gains), sum(gains) / len(gains)
         gain += errors * math.sqrt(sum((g - gain) ** 2 for g in gains)) / num_steps
         return _without_stalls(spent) / _without_stalls(plain) - gain * num_steps / sum(rows)
 
-    def pass_over(self, guesses: bool) -> None:
+    def pass_over(self, drafts: bool) -> None:
         """A step with it that is not judged, since not all decode."""
-        self._num_unused = 0 if guesses else self._num_unused + 1
+        self._num_unused = 0 if drafts else self._num_unused + 1
         if self._num_unused >= MOST_UNUSED:
             self._switch(False)
 

@@ -1,23 +1,23 @@
-"""Lossless verification of guesses by rejection (Leviathan et al. 2023, "Fast Inference from Transformers via
+"""Lossless verification of drafts by rejection (Leviathan et al. 2023, "Fast Inference from Transformers via
 Speculative Decoding"; Chen et al. 2023), for requests without a seed of their own.
 
-    the guess x was drawn from q; the target's distribution there is p
+    the draft token x was drawn from q; the target's distribution there is p
     keep x with probability min(1, p(x) / q(x));  otherwise draw y from max(p - q, 0) / sum  in its place
 
 Why each token comes out as if drawn from p:
-    1. y is guessed and kept with probability q(y) min(1, p(y) / q(y)) = min(p(y), q(y)).
-    2. So a guess is rejected with probability 1 - sum min(p, q) = sum max(p - q, 0), since p sums to 1.
+    1. y is drafted and kept with probability q(y) min(1, p(y) / q(y)) = min(p(y), q(y)).
+    2. So a draft token is rejected with probability 1 - sum min(p, q) = sum max(p - q, 0), since p sums to 1.
     3. That is the sum which the draw in its place divides by: y comes out so with probability max(p(y) - q(y), 0).
     4. Both together: min(p, q) + max(p - q, 0) = p.
     5. Behind the first rejection all is dropped; before it each p was that of the kept text; so texts are those of p.
 
-Guesses are kept with probability sum min(p, q) = 1 - TV(p, q) (`acceptance`); no rule that gives p keeps more. A guess
-that was not drawn (n-grams, suffixes, a proposer of Parts, drafts that a step names) has q = 1 at x: it is kept with
-probability p(x). Such a guess may depend on the text before it, and never on the random numbers here.
+Drafts are kept with probability sum min(p, q) = 1 - TV(p, q) (`acceptance`); no rule that gives p keeps more. A draft
+token that was not drawn (n-grams, suffixes, a proposer of Parts, drafts that a step names) has q = 1 at x: it is kept
+with probability p(x). Such a token may depend on the text before it, and never on the random numbers here.
 
-A request with a seed is promised its text: there a guess is kept where it is what plain decoding draws (`drafts.py`).
-So are all guesses under a sampler whose distribution is not `core.sampler.distribution` as far as is known, see
-`is_exact`.
+A request with a seed is promised its text: there a draft token is kept where it is what plain decoding draws
+(`drafts.py`). So are all drafts under a sampler whose distribution is not `core.sampler.distribution` as far as is
+known, see `is_exact`.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.interfaces import Opened
 
 # Added to a sample's number (of which there are fewer than 2^30), they give random numbers of their own, by `philox`:
-# DRAFT to what a draft model guesses, VERDICT to whether a guess is kept and what stands in its place. A token that is
-# drawn without a guess has the position's number, as ever.
+# DRAFT to what a draft model draws, VERDICT to whether a draft token is kept and what stands in its place. A token that
+# is drawn where there is no draft has the position's number, as ever.
 DRAFT, VERDICT = 1 << 31, 1 << 30
 
 
-def verified(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
-    """[E] int64: what stands in each guess's place, the guess itself where it is kept.
+def verified(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
+    """[E] int64: what stands in each draft token's place: itself where it is kept.
 
-    p, q [E, vocab_size]: rows sum to 1; None: guesses that were not drawn. guesses [E] int64. u [2, E]: uniform in
-    (0, 1), independent of each other and of the guesses.
+    p, q [E, vocab_size]: rows sum to 1; None: drafts that were not drawn. drafts [E] int64. u [2, E]: uniform in
+    (0, 1), independent of each other and of the drafts.
     """
-    x = guesses[:, None]
+    x = drafts[:, None]
     one_hot = torch.zeros_like(p).scatter_(1, x, 1)
     q = one_hot if q is None else q
-    # Where a draft's logits are not numbers q has NaN: its guess is then taken as one that was not drawn.
+    # Where a draft model's logits are not numbers q has NaN: its token is then taken as one that was not drawn.
     q = torch.where((q.gather(1, x) > 0) & (q.sum(-1, keepdim=True) > 0), q, one_hot)
     kept = u[0] * q.gather(1, x)[:, 0] < p.gather(1, x)[:, 0]  # u < p(x) / q(x)
     rest = (p - q).clamp(min=0)
     # Where p = q but for rounding nothing may be left, though u fell into the last 1e-7.
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
-    return torch.where(kept, guesses, draw(rest, u[1]))
+    return torch.where(kept, drafts, draw(rest, u[1]))
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """[rows]: with which probability a guess from q is kept, 1 - TV(p, q). p, q [rows, vocab_size]."""
+    """[rows]: with which probability a draft token from q is kept, 1 - TV(p, q). p, q [rows, vocab_size]."""
     return torch.minimum(p, q).sum(-1)
 
 
@@ -81,9 +81,9 @@ def is_exact(sampler: Any) -> bool:
 def rejection_arrays(batch: HostBatch, requests: Mapping[int, Opened], step_id: int) -> Arrays:
     """What `verified` is called by, none if all requests with drafts have a seed or are greedy.
 
-    batch: with the `draft_arrays`. requests: by slot. unseeded [E]: which of the D guesses are verified by rejection.
+    batch: with the `draft_arrays`. requests: by slot. unseeded [E]: which of the D drafts are verified by rejection.
     verdicts [2, E]: u of `verified`. A number is used once: it depends on the step, not on the position, since a
-    position may have guesses again after it was preempted.
+    position may have drafts again after it was preempted.
     """
     slots, row, nth = (batch.arrays[f"draft.{name}"] for name in ("slots", "row", "nth"))
     drawn = [requests[slot].sampling for slot in slots.tolist()]
@@ -98,7 +98,7 @@ def rejection_arrays(batch: HostBatch, requests: Mapping[int, Opened], step_id: 
 
 
 def places(arrays: Arrays) -> dict[int, int]:
-    """By slot of a request without a seed, which of the E guesses is its first. arrays: of drafts and rejection."""
+    """By slot of a request without a seed, which of the E drafts is its first. arrays: of drafts and rejection."""
     if "draft.unseeded" not in arrays:
         return {}
     unseeded = arrays["draft.unseeded"]

@@ -1,8 +1,8 @@
-"""Rows that verify drafts (speculative decoding, Leviathan et al. 2023): a request that decodes computes guesses behind
+"""Rows that verify drafts (speculative decoding, Leviathan et al. 2023): a request that decodes computes drafts behind
 its token, and keeps those that equal what its positions get, see `drafts.py`.
 
-A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
-rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
+A row is planned as if all of its drafts were right; `Scheduler.update` appends those that were, and rolls back the
+rest. Drafts take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
 
 Extends `Scheduler.schedule`, `cut`, `continue_running` and `finish`.
 """
@@ -19,7 +19,7 @@ from reference_impl.interfaces import HostProposer, KeepsRequests, Request, Requ
 
 
 class Drafting(Scheduler):
-    """num_drafts: guesses that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
+    """num_drafts: drafts that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
     own proposer. shows_drafts: whether the host sees those of the worker before it sends masks."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Drafting(Scheduler):
         return super().schedule(now)
 
     def cut(self, shares: Shares, left: int) -> Shares:
-        """Guesses of requests that rank before a prompt come before its chunk."""
+        """Drafts of requests that rank before a prompt come before its chunk."""
         if not self.has_drafts:
             return super().cut(shares, left)
         cut = []
@@ -71,7 +71,7 @@ class Drafting(Scheduler):
     def useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
         are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
-        where the host does not see the guesses, which its masks depend on."""
+        where the host does not see the drafts, which its masks depend on."""
         seen = self.host_proposer is not None or self.shows_drafts
         if request.holds or request.children or (request.grammar is not None and not seen):
             return 0
@@ -79,7 +79,7 @@ class Drafting(Scheduler):
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))
 
     def _continue_with_drafts(self, request: Request, num_drafts: int, plan: OpenPlan) -> bool:
-        """False if there are no guesses, or no room for them."""
+        """False if there are no drafts, or no room for them."""
         if request.state is not RequestState.RUNNING:  # preempted a moment ago
             return False
         drafts: tuple[int, ...] = ()

@@ -1,10 +1,10 @@
-"""What steps take, by what they compute, and so at what rate tokens would come with so many guesses.
+"""What steps take, by what they compute, and so at what rate tokens would come with so many drafts.
 
 Measured are steps in which all requests decode, from the end of one to the end of the next: what the host does for
-guesses counts. A step without guesses counts if the one before it had none either: right behind a step with guesses the
-host still has that one's tokens to append, and the caches hold the weights of what guesses.
+drafts counts. A step without drafts counts if the one before it had none either: right behind a step with drafts the
+host still has that one's tokens to append, and the caches hold the weights of the draft model.
 
-A machine stalls now and then: one step that took fifty times as long as its like says nothing of what guesses cost. So
+A machine stalls now and then: one step that took fifty times as long as its like says nothing of what drafts cost. So
 times are medians.
 """
 
@@ -21,7 +21,7 @@ NUM_SIZES = 24  # whose seconds are remembered
 NUM_TIMES = 9  # of each: their median counts
 APART = 4  # sizes of a line span a quarter of the smallest: the slope of nearer ones is noise, and their rounding
 NUM_SEEN = 2  # of each before they count: the first step of a kind may take ten times as long as the next
-LASTING = 16  # steps of a number of rows, until what such steps take without guesses is measured
+LASTING = 16  # steps of a number of rows, until what such steps take without drafts is measured
 FORGOTTEN_AFTER = 1024  # steps in which a size was not seen
 STALL = 3.0  # times the median: what took longer is counted as so much
 WEIGHT = 0.2  # of the newest step in the rate
@@ -117,8 +117,8 @@ class StepCosts:
     _time: float = 0.0
 
     def add(self, plan: StepPlan, num_given: int, seconds: float, drafting: float = 0.0) -> bool:
-        """seconds: of a step in which all decode, `drafting` of them of a model that guesses. Returns whether it
-        showed what one without guesses takes."""
+        """seconds: of a step in which all decode, `drafting` of them of a draft model. Returns whether it showed
+        what one without drafts takes."""
         self.num_steps += 1
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         self._num_like_it = self._num_like_it + 1 if num_rows == self._num_rows else 1
@@ -140,7 +140,7 @@ class StepCosts:
         return is_plain and counts
 
     def add_alone(self, num_rows: int, seconds: float) -> None:
-        """Of a step in which all decode, while a model that guesses is off."""
+        """Of a step in which all decode, while a draft model is off."""
         self.num_steps += 1
         if self._after_plain:
             self.alone.add(num_rows, seconds, self.num_steps)
@@ -151,32 +151,32 @@ class StepCosts:
         self.all_decode = self._after_plain = False
 
     def asks_for_plain(self, num_rows: int) -> bool:
-        """Whether steps have had so many rows for a while, and none without guesses was seen with about as many, from
+        """Whether steps have had so many rows for a while, and none without drafts was seen with about as many, from
         which it would follow what these take."""
         return self._num_like_it >= LASTING and not _covers(self.plain, num_rows)
 
     def has_plain_like(self, num_rows: int) -> bool:
-        """Whether a step without guesses was seen with half so many rows: from fewer, nothing follows for these."""
+        """Whether a step without drafts was seen with half so many rows: from fewer, nothing follows for these."""
         return num_rows <= 2 * max(self.plain.seconds, default=0)
 
     def has_drafts_like(self, num_rows: int) -> bool:
-        """Whether a step with guesses was seen that had as many tokens: what is free for one request may not be for
+        """Whether a step with drafts was seen that had as many tokens: what is free for one request may not be for
         many."""
         return max(self.verifying.seconds, default=0) >= _rounded(num_rows)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        """The target's, of a step without guesses; None until some were seen."""
+        """The target's, of a step without drafts; None until some were seen."""
         return self._without(self.plain, num_rows)
 
     def seconds_alone(self, num_rows: int) -> float | None:
-        """Of a step without guesses while what makes them is off; None until some were seen with about so many rows."""
+        """Of a step without drafts while what makes them is off; None until some were seen with about so many rows."""
         return self._without(self.alone, num_rows) if _covers(self.alone, num_rows) else None
 
     def _without(self, times: Times, num_rows: int) -> float | None:
         known = times.seconds.get(_rounded(num_rows))
         if known is not None:
             return known
-        line = self.verifying.line()  # as if a row more were a guess more
+        line = self.verifying.line()  # as if a row more were a draft token more
         return times.at(num_rows, slope=0.0 if line is None else line.slope)
 
     @property
@@ -185,7 +185,7 @@ class StepCosts:
         return self._tokens / self._time if self._time > 0 else 0.0
 
     def slope(self, num_rows: int) -> float | None:
-        """The target's seconds for one more guess; None until steps with guesses and without were seen."""
+        """The target's seconds for one more draft token; None until steps with drafts and without were seen."""
         plain, line = self.plain_seconds(num_rows), self.verifying.line(num_rows)
         if plain is None or not self.verifying.seconds:
             return None
@@ -195,7 +195,7 @@ class StepCosts:
         return max(0.0, (seconds - plain) / (size - num_rows)) if size > num_rows else 0.0
 
     def seconds(self, num_rows: int, num_drafts: int, depth: int) -> float:
-        """Of a step of so many rows, with so many guesses together, of one row `depth` at most. Some with guesses and
+        """Of a step of so many rows, with so many drafts together, of one row `depth` at most. Some with drafts and
         some without were seen."""
         if num_drafts:
             found = self.verifying.at(num_rows + num_drafts, num_rows, self.slope(num_rows) or 0.0)
@@ -206,7 +206,7 @@ class StepCosts:
 
 
 def _rounded(size: int) -> int:
-    """Down, to one of eight in an octave: of 64 rows with guesses hardly two steps have as many tokens."""
+    """Down, to one of eight in an octave: of 64 rows with drafts hardly two steps have as many tokens."""
     return size >> (shift := max(0, size.bit_length() - 4)) << shift
 
 

@@ -1,5 +1,5 @@
-"""A suffix automaton of a text guesses what follows it: the longest end of the text that occurred before is found in
-constant time per token, whatever its length, and what followed it then is the guess (Hu et al. 2024, "SAM Decoding").
+"""A suffix automaton of a text drafts what follows it: the longest end of the text that occurred before is found in
+constant time per token, whatever its length, and the drafts are what followed it then (Hu et al. 2024, "SAM Decoding").
 
 Where `NgramProposer` looks for a pattern of fixed lengths, this finds the longest one, and trusts it as far as it is
 long. A second automaton may hold other requests' outputs: agents ask alike, and are answered alike.
@@ -106,8 +106,8 @@ class _Known:
 class SuffixProposer:
     """A `HostProposer` that is told when requests end.
 
-    shortest: no guess from a match that is shorter. max_shared: tokens of finished requests' outputs that are kept, 0
-    for none; when there are more, all are dropped. With some, a guess may hold what another request has written; that
+    shortest: no drafts from a match that is shorter. max_shared: tokens of finished requests' outputs that are kept, 0
+    for none; when there are more, all are dropped. With some, drafts may hold what another request has written; that
     changes no text or distribution, but who may measure time may learn of it.
     """
 

@@ -1,7 +1,7 @@
-"""A tree of guesses: several candidates for a position, each with guesses of its own behind it (SpecInfer, Miao et al.
+"""A draft tree: several candidates for a position, each with drafts of its own behind it (SpecInfer, Miao et al.
 2024; Medusa, Cai et al. 2024; EAGLE, Li et al. 2024).
 
-Node i is a guess for the token behind its parent, parents[i]; -1 is the row's last known token, the root. Nodes lie
+Node i is a draft of the token behind its parent, parents[i]; -1 is the row's last known token, the root. Nodes lie
 level by level behind the known tokens of their row, so that the first n nodes of a tree are a tree, too.
 
     index in the row     known tokens, then node i at known + i
@@ -34,12 +34,12 @@ class Tree:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.parents) < MOST_TOKENS:
-            raise ValueError(f"a tree of guesses: expected 1 to {MOST_TOKENS - 1} nodes, got {len(self.parents)}")
+            raise ValueError(f"a draft tree: expected 1 to {MOST_TOKENS - 1} nodes, got {len(self.parents)}")
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
-                raise ValueError(f"a tree of guesses: node {node} has parent {parent}, expected -1 to {node - 1}")
+                raise ValueError(f"a draft tree: node {node} has parent {parent}, expected -1 to {node - 1}")
         if list(self.levels) != sorted(self.levels):
-            raise ValueError(f"a tree of guesses: expected nodes level by level, got depths {list(self.levels)}")
+            raise ValueError(f"a draft tree: expected nodes level by level, got depths {list(self.levels)}")
 
     @staticmethod
     def of(spec: Sequence[int] | Sequence[Sequence[int]]) -> Tree:
@@ -53,12 +53,10 @@ class Tree:
             paths = [tuple(path) for path in given]
             for path in paths:
                 if paths.count(path) > 1:
-                    raise ValueError(
-                        f"a tree of guesses: expected each path once, got {path} {paths.count(path)} times"
-                    )
+                    raise ValueError(f"a draft tree: expected each path once, got {path} {paths.count(path)} times")
             return _of_paths(set(paths))
         raise ValueError(
-            "a tree of guesses: expected how many children a node has on each level, such as (4, 2, 2), or paths such "
+            "a draft tree: expected how many children a node has on each level, such as (4, 2, 2), or paths such "
             f"as ((0,), (1,), (0, 0)), got {spec!r}"
         )
 
@@ -135,7 +133,7 @@ class Tree:
         ValueError if there are more than 64."""
         if num_known + len(self.parents) > MOST_TOKENS:
             raise ValueError(
-                f"a row of {num_known} known tokens and {len(self.parents)} guesses in a tree: expected at most "
+                f"a row of {num_known} known tokens and {len(self.parents)} drafts in a tree: expected at most "
                 f"{MOST_TOKENS} together"
             )
         found = [(1 << i + 1) - 1 for i in range(num_known)]
@@ -171,7 +169,7 @@ def _by_width(widths: Sequence[int]) -> Tree:
         first = len(parents)
         parents += [node for node in level for _ in range(width)]
         if len(parents) >= MOST_TOKENS:  # said here, before there are more than fit into memory
-            raise ValueError(f"a tree of guesses: expected at most {MOST_TOKENS - 1} nodes, {widths} has more")
+            raise ValueError(f"a draft tree: expected at most {MOST_TOKENS - 1} nodes, {widths} has more")
         level = list(range(first, len(parents)))
     return Tree(tuple(parents))
 
@@ -182,5 +180,5 @@ def _of_paths(paths: set[tuple[int, ...]]) -> Tree:
     for path in ordered:
         before = path[:-1] if path[-1] == 0 else (*path[:-1], path[-1] - 1)  # its parent, or the sibling before it
         if before not in number:
-            raise ValueError(f"a tree of guesses: expected path {before} with {path}, whose parent or sibling it is")
+            raise ValueError(f"a draft tree: expected path {before} with {path}, whose parent or sibling it is")
     return Tree(tuple(number[path[:-1]] for path in ordered))

@@ -1,4 +1,4 @@
-"""Torch attention of trees of guesses: a node sees the context, its row's known tokens, its ancestors and itself.
+"""Torch attention of draft trees: a node sees the context, its row's known tokens, its ancestors and itself.
 
 Extends `TorchAttention.plan` and `forward`, in steps with trees alone: there each row is computed by itself, with a
 mask where it is a tree (`reference.tree_mask`).

@@ -1,4 +1,4 @@
-"""A feature head grows a tree of guesses (EAGLE-2, Li et al. 2024): where it is sure the tree is deep, where it is not
+"""A feature head grows a draft tree (EAGLE-2, Li et al. 2024): where it is sure the tree is deep, where it is not
 the tree is wide.
 
     score      of a node: the product of the head's probabilities along its path, which estimates how likely it is kept
@@ -70,7 +70,7 @@ class Noise:
 
     @staticmethod
     def of(rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler) -> Noise | None:
-        """None: these rows' guesses depend on no number."""
+        """None: these rows' drafts depend on no number."""
         asked = [slots.host[row.slot].sampling for row in rows]
         seeded = np.array([sampling.seed is not None and sampling.temperature > 0 for sampling in asked])
         if not isinstance(sampler, GumbelSampler) or not seeded.any():
@@ -91,7 +91,7 @@ def grow_trees(
     draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: DraftScores,
     sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> tuple[list[Tree], Tensor]:  # fmt: skip
-    """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row. replay: as of
+    """rows [R]: those with drafts, D in all. Of each its tree; and the D drafts, [D] int64, row by row. replay: as of
     `propose_tree`."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}

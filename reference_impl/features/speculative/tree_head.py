@@ -1,8 +1,8 @@
-"""A feature head guesses a tree (EAGLE, Li et al. 2024, with a tree of fixed shape).
+"""A feature head drafts a tree (EAGLE, Li et al. 2024, with a tree of fixed shape).
 
     level 0         children of the root, from what is in `ahead` (feature_head.py)
     level 1 ...     the head runs over the tree's inner nodes so far, each with the hidden state of its parent in place
-                    of the target's; children of those on the last level are guessed
+                    of the target's; children of those on the last level are drafted
 
 Of an inner node the head's cache has its entry behind the context's, in the order of the inner nodes: what it sees
 there are its ancestors. After the step the head computes the kept path, and what is left of others is overwritten.
@@ -39,7 +39,7 @@ from reference_impl.interfaces import StepRow
 
 @dataclass(frozen=True)
 class Level:
-    """A pass: P nodes whose children are guessed. batch: what the head computes for it; None at the root. parents [P]:
+    """A pass: P nodes whose children are drafted. batch: what the head computes for it; None at the root. parents [P]:
     (which of the R rows, node)."""
 
     batch: HostBatch | None
@@ -48,7 +48,7 @@ class Level:
 
 
 def lay_out_levels(step_rows: Sequence[StepRow], rows: Rows, tree: Tree, slots: Slots) -> list[Level]:
-    """step_rows [R]: of the rows with guesses, in the order of `rows`; each has one known token."""
+    """step_rows [R]: of the rows with drafts, in the order of `rows`; each has one known token."""
     size = len(tree.parents) + 1  # of a row in what the head gave: the root, then all nodes
     parents = [(number, ROOT) for number in range(len(step_rows))]
     root: Arrays = {"parent_slots": np.array([row.slot for row in step_rows])}
@@ -90,14 +90,14 @@ def _among(tree: Tree, nodes: Sequence[int]) -> np.ndarray:
 
 
 def _children(parents: Sequence[tuple[int, int]], rows: Rows, size: int) -> Arrays:
-    """child [P, most children]: of the D guesses, -1 behind them. node [P]: where the head's hidden state of the parent
+    """child [P, most children]: of the D drafts, -1 behind them. node [P]: where the head's hidden state of the parent
     goes."""
     mine = [[rows.base[n] + child for child in rows.trees[n].children[node]] for n, node in parents]
     return {"child": padded(mine), "node": np.array([n * size + 1 + node for n, node in parents])}
 
 
 def _path(parents: Sequence[tuple[int, int]], rows: Rows, length: int) -> Arrays:
-    """path [P, length], of the D: the guesses on the path to each parent, itself included."""
+    """path [P, length], of the D: the drafts on the path to each parent, itself included."""
     found = [rows.base[n] + rows.trees[n].lineage[node][:length] for n, node in parents if length]
     return {"path": np.array(found, np.int64).reshape(len(parents), length)}
 
@@ -128,7 +128,7 @@ def propose_tree(
     draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
     scores: DraftScores, replay: ReplayNodes | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The D guesses, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
+    """The D drafts, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
     with the `level_arrays`, on the device. replay: by which passes are computed, as far as it can."""
     num_rows, num_drafts = len(levels[0].parents), len(t["draft.row"])
     passes = by_pass(t, len(levels))

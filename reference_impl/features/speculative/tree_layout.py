@@ -1,6 +1,6 @@
-"""Where trees of guesses lie in a step: arrays by which the device looks up, verifies and keeps.
+"""Where draft trees lie in a step: arrays by which the device looks up, verifies and keeps.
 
-Of the R rows with guesses, D guesses in all, of which each row has a tree of its own.
+Of the R rows with drafts, D drafts in all, of which each row has a tree of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows with guesses, in the order of the batch. row [R]: of the batch; first [R]: the logits behind its last known
-    token; base [R]: its first guess, of the D."""
+    """Rows with drafts, in the order of the batch. row [R]: of the batch; first [R]: the logits behind its last known
+    token; base [R]: its first draft token, of the D."""
 
     trees: tuple[Tree, ...]
     row: Ints
@@ -43,7 +43,7 @@ class Rows:
 
 
 def rows_with(batch: HostBatch, trees: Sequence[Tree]) -> Rows:
-    """trees [R], each of as many nodes as its row has guesses."""
+    """trees [R], each of as many nodes as its row has drafts."""
     row = np.flatnonzero(batch.drafts)
     num = np.array(batch.drafts)[row]
     return Rows(
@@ -67,7 +67,7 @@ def in_trees(batch: HostBatch, rows: Rows) -> HostBatch:
 
 
 def tree_arrays(rows: Rows) -> Arrays:
-    """What guesses are kept by, beside the `draft_arrays`, of which at [D] is replaced: the logits of a guess's parent.
+    """What drafts are kept by, beside the `draft_arrays`, of which at [D] is replaced: the logits of a draft's parent.
 
     With the `Paths` of the R trees. own [D]: its own logits. earlier [D, width - 1]: its siblings before it, of the D,
     -1 behind them. first [R]: as of `Rows`. Of each level of each of the R, T in all: kept_row, kept_level [T].
@@ -91,7 +91,7 @@ def tree_arrays(rows: Rows) -> Arrays:
 
 
 def paths_to(rows: Rows, num_logits: int) -> Ints:
-    """[num_logits, num_levels]: of the D, the guesses on the path to each of a step's logits, -1 behind them."""
+    """[num_logits, num_levels]: of the D, the drafts on the path to each of a step's logits, -1 behind them."""
     found = np.full((num_logits, max(tree.num_levels for tree in rows.trees)), -1, np.int64)
     for first, base, tree in zip(rows.first, rows.base, rows.trees, strict=True):
         nodes = found[first + 1 : first + 1 + tree.num_nodes, : tree.num_levels]
@@ -102,7 +102,7 @@ def paths_to(rows: Rows, num_logits: int) -> Ints:
 def verdict_arrays(
     batch: HostBatch, rows: Rows, requests: Mapping[int, Opened], step_id: int
 ) -> tuple[Arrays, dict[tuple[int, int], int]]:
-    """What `verified_children` is called by, none if all requests with guesses have a seed or are greedy; and by (which
+    """What `verified_children` is called by, none if all requests with drafts have a seed or are greedy; and by (which
     of the R, node) which of the N nodes it is called for.
 
     at [N]: the node's logits. children [N, m]: of the D, -1 behind them. verdicts [m + 1, N]: its u. A number is used
@@ -132,7 +132,7 @@ def padded(lists: Sequence[Sequence[int]]) -> Ints:
 
 
 def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, rows: Rows, slots: Slots) -> HostBatch:
-    """What a step's rows are when all but one path of each tree is gone: as many guesses as a path has, at most. In the
+    """What a step's rows are when all but one path of each tree is gone: as many drafts as a path has, at most. In the
     order of the step's batch."""
     kept = list(step_rows)
     for row, tree in zip(rows.row.tolist(), rows.trees, strict=True):
@@ -143,8 +143,8 @@ def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, rows: Rows,
 
 def kept_arrays(batch: HostBatch, after: HostBatch, rows: Rows) -> Arrays:
     """From the step's tokens to those of `without_branches`. source [tokens of after]: of the step's tokens, right but
-    for guesses; target [T]: those of guesses, level by level; begin [R]: the row's first guess, of the step's tokens;
-    row [R]: of after."""
+    for drafts; target [T]: those of drafts, level by level; begin [R]: the row's first draft, of the step's tokens; row
+    [R]: of after."""
     start, new = (b.arrays["query_start_loc"].astype(np.int64) for b in (batch, after))
     row = np.repeat(np.arange(len(after.slots)), after.query_lens)
     offset = np.arange(len(row)) - new[row]

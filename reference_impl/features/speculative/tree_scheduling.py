@@ -1,4 +1,4 @@
-"""Rows with trees of guesses: as many nodes as the levels that can be kept have, the first of them where room is short.
+"""Rows with draft trees: as many nodes as the levels that can be kept have, the first of them where room is short.
 
 Extends `Drafting.useful_drafts`.
 """
@@ -14,8 +14,8 @@ from reference_impl.interfaces import Request
 
 
 class TreeDrafting(Drafting):
-    """tree: its nodes are the guesses that a row has, at most; or how one is grown. max_len: positions of a
-    request; guesses lie behind its tokens, more of them than it may have."""
+    """tree: its nodes are the drafts that a row has, at most; or how one is grown. max_len: positions of a
+    request; drafts lie behind its tokens, more of them than it may have."""
 
     def __init__(self, *core: Any, tree: Tree | Growth, max_len: int, **options: Any):
         super().__init__(*core, num_drafts=tree.num_levels, **options)

@@ -70,7 +70,7 @@ class VerifiedTrees:
                 raise ValueError(f"step {number} names drafts, and this worker makes trees of them itself")
             if row.num_tokens != 1 or row.num_drafts > most:
                 raise ValueError(
-                    f"step {number}: a row has {row.num_tokens} known tokens and {row.num_drafts} guesses: expected 1, "
+                    f"step {number}: a row has {row.num_tokens} known tokens and {row.num_drafts} drafts: expected 1, "
                     f"and at most the {most} of the tree"
                 )
 

@@ -119,7 +119,7 @@ def test_a_node_sees_the_known_tokens_its_ancestors_and_itself(tree: Tree, known
 
 def test_the_last_of_63_nodes_is_the_sign_bit_and_one_more_is_refused() -> None:
     assert Tree((-1,) * 63).sees()[-1] == -(2**63) + 1
-    with pytest.raises(ValueError, match="2 known tokens and 63 guesses in a tree: expected at most 64"):
+    with pytest.raises(ValueError, match="2 known tokens and 63 drafts in a tree: expected at most 64"):
         Tree((-1,) * 63).sees(2)
 
 
