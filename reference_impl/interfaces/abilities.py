@@ -161,6 +161,13 @@ class HasScales(Protocol):
         ...
 
 
+@runtime_checkable
+class MovesScales(Protocol):
+    """A `HasScales` whose scales can be moved from slot to slot."""
+
+    scale_of_slots: Tensor  # [layers of a group, 2, num_blocks, block_size, num_kv_heads, ...], a view of them
+
+
 def has_scales(kv_cache: KVCache) -> TypeGuard[HasScales]:
     """Checked on the class, since every layer calls this."""
     return issubclass(type(kv_cache), HasScales)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.interfaces import MovesScales
 
 
 def move_tokens(cache: PagedKVCache, sources: Tensor, targets: Tensor) -> None:
@@ -14,8 +15,7 @@ def move_tokens(cache: PagedKVCache, sources: Tensor, targets: Tensor) -> None:
     data = cache.data.view(torch.uint8) if cache.data.element_size() == 1 else cache.data  # not of float8 everywhere
     slots = data.flatten(2, 3)  # [layers of a group, 2, num_slots, num_kv_heads, head_dim]
     slots.index_copy_(2, targets, slots.index_select(2, sources))
-    scales = getattr(cache, "scale_of_slots", None)  # [layers of a group, 2, num_blocks, block_size, num_kv_heads, ...]
-    if scales is not None:
-        size = data.shape[3]
+    if isinstance(cache, MovesScales):
+        scales, size = cache.scale_of_slots, data.shape[3]
         found = scales[:, :, sources // size, sources % size]
         scales[:, :, targets // size, targets % size] = found
