@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.parts import FollowsOptions, Parts
-from reference_impl.assembly.speculation import BY_ITSELF
+from reference_impl.assembly.parts import FollowsOptions, Parts, ReportsFacts
+from reference_impl.assembly.speculation import BY_HOST, BY_ITSELF, with_drafts
 from reference_impl.core.engine import Engine
 from reference_impl.core.engine_feature import Afterwards, EngineFeature, FinishedStep, Flight
 from reference_impl.core.scheduler import Scheduler as CoreScheduler
@@ -67,6 +67,19 @@ _PROTOCOLS: dict[str, Any] = {
 _OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and may give what stands for them
 
 
+def settled(config: EngineConfig, parts: Parts) -> EngineConfig:
+    """The options with what follows from them. Each half of an engine asks for them with those of the parts that it
+    has. ValueError or ConfigError where options and parts contradict each other."""
+    check_parts(parts)
+    config = with_drafts(config, parts)
+    check_members(parts)
+    check_options(config, parts)
+    check_sources(config, parts)
+    if parts.page_store is not None:
+        check_page_store(parts.page_store)
+    return config
+
+
 def check_parts(parts: Parts) -> None:
     """ValueError where a part would never be used, because the one that would call it is custom."""
     for name, owner in _BELONGS:
@@ -80,7 +93,8 @@ def check_parts(parts: Parts) -> None:
 
 def check_options(config: EngineConfig, parts: Parts) -> None:
     """ValueError where an option would do nothing, because the only part that reads it is custom."""
-    follows = isinstance(parts.executor, FollowsOptions) and parts.executor.follows_options
+    executor = parts.executor
+    follows = (isinstance(executor, FollowsOptions) and executor.follows_options) or isinstance(executor, ReportsFacts)
     for option, asks_nothing, owner in READ_BY:
         asked, given = getattr(config, option), getattr(parts, owner)
         if given is None or asked in asks_nothing or (follows and owner in ("executor", *_OF_THE_WORKER)):
@@ -137,13 +151,27 @@ def check_members(parts: Parts) -> None:
             )
 
 
-def check_drafts(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where drafts would never be made, or never be used."""
-    given = [name for name in ("proposer", "host_proposer", "draft_model") if getattr(parts, name) is not None]
+def check_sources(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where of a half's parts one that makes drafts would never be asked."""
+    given = _makes_drafts(parts)
     if len(given) > 1:
         names = " and ".join(f"Parts.{name}" for name in given)
         raise ValueError(f"{names} are given: only one can make the drafts, leave the others out")
-    if config.num_drafts and not given and parts.executor is None and config.speculative not in BY_ITSELF:
+    if given and not config.num_drafts and parts.scheduler is None:
+        raise ValueError(
+            f"Parts.{given[0]} is given, and num_drafts is 0: it would never be asked. Say how many, or leave it out"
+        )
+
+
+def _makes_drafts(parts: Parts) -> list[str]:
+    return [name for name in ("proposer", "host_proposer", "draft_model") if getattr(parts, name) is not None]
+
+
+def check_drafts(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where drafts would never be made, or never be used. parts: of the whole engine, or those of the half
+    that plans, with the executor."""
+    by_method = config.speculative in (*BY_ITSELF, *BY_HOST)
+    if config.num_drafts and not _makes_drafts(parts) and parts.executor is None and not by_method:
         raise ValueError(
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
             "Parts(host_proposer=...), a draft model, Parts(draft_model=...), or num_drafts=0"
@@ -153,7 +181,8 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
             "adaptive_drafts='on' is for drafts, and there are none: name a method, speculative=..., or leave it out"
         )
     stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
-    if parts.host_proposer is not None and config.overlap == "on" and stages == 1:
+    by_host = parts.host_proposer is not None or config.speculative in BY_HOST
+    if by_host and config.overlap == "on" and stages == 1:
         raise ValueError(
             "Parts.host_proposer reads a request's text, which with overlap='on' is not known when a step is planned: "
             "use overlap='off' or 'auto', or a proposer of the worker, Parts.proposer"
@@ -162,10 +191,6 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         raise ValueError(
             f"num_drafts={config.num_drafts} is for the engine's own scheduler, and Parts.scheduler is given, too: "
             f"none would be planned. Hand them to your {type(parts.scheduler).__name__}, or leave one of the two out"
-        )
-    if given and not config.num_drafts and parts.scheduler is None:
-        raise ValueError(
-            f"Parts.{given[0]} is given, and num_drafts is 0: it would never be asked. Say how many, or leave it out"
         )
 
 

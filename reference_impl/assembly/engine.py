@@ -8,15 +8,15 @@ import logging
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from reference_impl.assembly.checks import CheckedParts
+from reference_impl.assembly.checks import CheckedParts, check_drafts, check_scheduler, settled
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.assembly.defaults import planner_for
-from reference_impl.assembly.made import Made
 from reference_impl.assembly.outputs import cut_by
-from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.parts import Parts, ReportsFacts
+from reference_impl.assembly.planner_half import PlannerHalf
 from reference_impl.assembly.speculation import tree_of
+from reference_impl.assembly.worker_half import WorkerHalf
 from reference_impl.core.engine import Engine as CoreEngine
 from reference_impl.core.engine import StepResult
 from reference_impl.core.requests import check_read
@@ -31,9 +31,11 @@ from reference_impl.features.speculative.engine import BooksDrafts
 from reference_impl.features.transfer.engine import MovesPages
 from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import (
+    AttentionBackend,
     CapturesGraphs,
     FetchesPages,
     Grammar,
+    KVCache,
     KVSpec,
     Pooling,
     ReadsFields,
@@ -44,6 +46,7 @@ from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
+    from reference_impl.features.process.facts import Facts, ModelFacts
 
 logger = logging.getLogger("inferlab.engine")
 
@@ -51,30 +54,44 @@ __all__ = ["Engine", "Pin", "StepResult"]
 
 
 class Engine(CoreEngine):
-    """parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict
-    each other."""
+    """A planner half, and the executor of a worker half that is made here, or of one that was made elsewhere, if
+    Parts.executor `ReportsFacts`; then `model` is what it reports of its model.
+
+    parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict each
+    other.
+    """
 
     trace: Trace
+    attention: AttentionBackend  # this and the cache: where the worker is here
+    kv_cache: KVCache
 
-    def __init__(self, model: Decoder, config: EngineConfig | None = None, parts: Parts | None = None):
+    def __init__(self, model: Decoder | ModelFacts, config: EngineConfig | None = None, parts: Parts | None = None):
         parts = parts or Parts()
-        made = Made(model, config or EngineConfig(), parts)
-        self.config, self.kv_specs, self.num_host_blocks = made.config, made.kv_specs, made.num_host_blocks
-        self.block_pool, self.attention, self.kv_cache = made.block_pool, made.attention, made.kv_cache
+        self.config = config = settled(config or EngineConfig(), parts)
+        check_scheduler(config, parts.scheduler)
+        check_drafts(config, parts)
+        worker: Any = parts.executor
+        executor = worker
+        if not isinstance(parts.executor, ReportsFacts):
+            worker = WorkerHalf(cast("Decoder", model), config, parts)
+            executor, self.attention, self.kv_cache = worker.executor, worker.attention, worker.kv_cache
+        facts: Facts = worker.facts
+        half = PlannerHalf(config, parts, facts, executor)
+        self.kv_specs, self.num_host_blocks, self.block_pool = facts.kv_specs, facts.num_host_blocks, half.block_pool
         super().__init__(
-            model, made.scheduler, made.kv, made.executor, block_size=made.config.block_size,
-            num_blocks=made.num_blocks, max_model_len=made.max_model_len, clock=made.clock, trace=made.trace,
-            planner=planner_for(made), depth=made.depth,
+            cast("Decoder", model), half.scheduler, half.kv, executor, block_size=config.block_size,
+            num_blocks=facts.num_blocks, max_model_len=facts.max_model_len, clock=half.clock, trace=half.trace,
+            planner=half.planner, depth=half.depth,
         )  # fmt: skip
         this: Any = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self._branches, self._pins = Branches(this), Pins(this)
-        num_levels = 0 if (tree := tree_of(made.config)) is None else tree.num_levels
-        self._drafts = BooksDrafts(self.planner, made.config.acceptance, num_levels)
-        self._pages = MovesPages(this, made.kv) if isinstance(made.kv, FetchesPages) else None
+        num_levels = 0 if (tree := tree_of(config)) is None else tree.num_levels
+        self._drafts = BooksDrafts(self.planner, config.acceptance, num_levels)
+        self._pages = MovesPages(this, half.kv) if isinstance(half.kv, FetchesPages) else None
         # What only some requests need joins when the first of them does, so that no step before passes through it.
         self._masking, self._pooling, self._scoring = Masking(this), PoolsRequests(), Scoring()
         self.hooks.add(Failing(this))
-        if made.config.num_drafts or parts.scheduler is not None:
+        if config.num_drafts or parts.scheduler is not None:
             self.hooks.add(self._drafts)
         if self._pages is not None:
             self.hooks.add(self._pages)

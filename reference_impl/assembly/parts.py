@@ -26,11 +26,20 @@ from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
+    from reference_impl.features.process.facts import Facts
     from reference_impl.features.speculative.feature_head import FeatureHead
     from reference_impl.features.speculative.medusa import MedusaHeads
 
 Drafts: TypeAlias = "Decoder | FeatureHead | MedusaHeads"
 T = TypeVar("T")
+
+
+@runtime_checkable
+class ReportsFacts(Protocol):
+    """An executor that was made by a worker half elsewhere, with the engine's own options."""
+
+    @property
+    def facts(self) -> Facts: ...
 
 
 @runtime_checkable

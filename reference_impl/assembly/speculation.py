@@ -24,10 +24,11 @@ BY_MODEL = {
 EARLY_EXIT = "early-exit"  # the target's own first layers, which nothing is needed for
 LOOKAHEAD = "lookahead"  # the target itself, likewise
 BY_ITSELF = (EARLY_EXIT, LOOKAHEAD)
+BY_HOST = ("ngram", "suffix")  # from the texts of requests, where steps are planned
 
 
 def host_proposer(method: str) -> HostProposer:
-    """Of "ngram" or "suffix"."""
+    """Of one of BY_HOST."""
     if method == "ngram":
         from reference_impl.features.speculative.ngram import NgramProposer
 
@@ -37,16 +38,16 @@ def host_proposer(method: str) -> HostProposer:
     return SuffixProposer()
 
 
-def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Parts]:
-    """Both, where a method is named with its proposer and a number of drafts. ValueError where there is a proposer, or
-    a scheduler that would ask none, already, or no draft model."""
+def with_drafts(config: EngineConfig, parts: Parts) -> EngineConfig:
+    """With a number of drafts, where a method is named. ValueError where there is a proposer, or a scheduler that would
+    ask none, already, or no draft model."""
     check_lookahead(config)
     check_acceptance(config, parts)
     if tree_of(config) is not None:
         config = with_tree(config, parts)
     if config.speculative == "off":
-        return config, parts
-    by_model, by_worker = config.speculative in BY_MODEL, config.speculative in (*BY_MODEL, *BY_ITSELF)
+        return config
+    by_model = config.speculative in BY_MODEL
     if by_model and parts.draft_model is None and parts.executor is None:
         raise ValueError(
             f"speculative={config.speculative!r} needs a draft model, {BY_MODEL[config.speculative]}: "
@@ -60,8 +61,7 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
                 f"Parts.{name}, {type(given).__name__}, is given, too: leave one out"
             )
     adaptive = "on" if config.adaptive_drafts == "auto" else config.adaptive_drafts
-    config = replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
-    return config, parts if by_worker else replace(parts, host_proposer=host_proposer(config.speculative))
+    return replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
 
 
 def tree_of(config: EngineConfig) -> Tree | Growth | None:

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.assembly.defaults import make_executor
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.worker_half import make_executor
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import (

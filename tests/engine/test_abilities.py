@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.defaults import why_not_graphs
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.worker_half import why_not_graphs
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.features.baselines.dynamic_batching import DynamicBatching
 from reference_impl.features.baselines.static_batching import StaticBatching

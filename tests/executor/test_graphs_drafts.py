@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.assembly import defaults
+from reference_impl.assembly import worker_half
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
@@ -176,7 +176,7 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
 
     monkeypatch.setattr(DraftModel, "propose", watched)
     monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)  # which packs arrays on the host
-    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    monkeypatch.setattr(worker_half, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "n": 2}]
     work = [
         {"prompt": [5 + i] * (1 + 4 * i), "sampling": SamplingParams(max_tokens=20 + i, seed=i, **p), "arrival": 2 * i,
@@ -215,7 +215,7 @@ def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_noth
     monkeypatch.setattr(PassGraphs, "replay_of_passes", lambda _: None)
     monkeypatch.setattr(chain, "verified", watched(chain.verified))
     monkeypatch.setattr(chain, "filtered", watched(chain.filtered))
-    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    monkeypatch.setattr(worker_half, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     params: list[dict[str, Any]] = [{"top_p": 0.9}, {"temperature": 0.5}, {"temperature": 0.5, "seed": 3}]
     work = [
         {"prompt": [5 + i] * (1 + 4 * i), "sampling": SamplingParams(max_tokens=14, **p), "arrival": 0, "abort": None}

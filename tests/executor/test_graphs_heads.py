@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from reference_impl.assembly import defaults
+from reference_impl.assembly import worker_half
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
@@ -40,7 +40,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the host waited for the lengths of the step before")
 
     monkeypatch.setattr(graphs_module, "SHORTEST", 8)
-    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    monkeypatch.setattr(worker_half, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
     monkeypatch.setattr(draft_part, "starts_of", read)
 
 

@@ -26,7 +26,8 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.process import worker as process
-from reference_impl.features.process.worker import Facts, WorkerError, WorkerProcess
+from reference_impl.features.process.facts import PROTOCOL, Facts
+from reference_impl.features.process.worker import WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from tests.executor.forked import kill
 from tests.warm import Warm
@@ -252,14 +253,15 @@ def test_a_worker_that_does_not_start_says_why() -> None:
 
 def test_a_worker_of_another_engine_is_refused(split) -> None:
     facts: Facts = split().executor.facts
-    other = dataclasses.replace(facts, protocol=0, model="abc", num_blocks=9)
+    model = dataclasses.replace(facts.model, dtype="torch.float32")
+    other = dataclasses.replace(facts, protocol=0, model=model, max_num_seqs=9, num_blocks=9)
     with pytest.raises(ValueError, match="belongs to another engine") as caught:
         facts.check(other)
     text = str(caught.value)
-    assert f"protocol: expected {process.PROTOCOL}, the worker has 0" in text
-    assert "the worker has 'abc'" in text
-    assert "num_blocks: expected 14, the worker has 9" in text
-    assert "max_len" not in text
+    assert f"protocol: expected {PROTOCOL}, the worker has 0" in text
+    assert f"the worker has '{model.fingerprint}'" in text
+    assert "max_num_seqs: expected 4, the worker has 9" in text
+    assert "num_blocks" not in text, "a planner goes by those that there are"
     facts.check(dataclasses.replace(facts))
 
 

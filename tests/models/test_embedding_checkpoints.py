@@ -17,7 +17,8 @@ from reference_impl import LLM, SamplingParams
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
-from reference_impl.assembly.split import outline
+from reference_impl.features.process.facts import ModelFacts
+from reference_impl.models.checkpoints import read_config
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.loader import CheckpointError
@@ -107,13 +108,13 @@ def generates_nothing(folder: Path) -> None:
         llm.engine.close()
 
 
-def test_it_says_so_also_where_the_planner_has_only_an_outline_of_the_model(
+def test_it_says_so_also_where_the_planner_has_only_facts_of_the_model(
     make_folder: MakeFolder,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def split(folder: Path, *_: Any) -> Engine:
         engine = Engine(load_model(folder, torch.float32), EngineConfig(num_blocks=32))
-        engine.model = outline(folder, "float32")
+        engine.model = ModelFacts(read_config(folder), "torch.float32", "cpu")  # type: ignore[assignment]
         return engine
 
     monkeypatch.setattr("reference_impl.assembly.llm._split", split)

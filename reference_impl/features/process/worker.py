@@ -1,14 +1,13 @@
 """A worker in a process of its own: steps go there as messages, replies come back.
 
 The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
-they compare what must be the same in both (`Facts`). A worker that fails, or whose process ends, is an error that
+the worker reports its `Facts`. A worker that fails, or whose process ends, is an error that
 names the step and the rank, and so is one that does not answer a step in time; when a planner's process ends, its
 worker's ends too, even if it is stopped.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import queue
@@ -21,45 +20,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
-from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
-
-PROTOCOL = 8  # version of the messages; raised when one changes its meaning
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What planner and worker must agree on. model: see `fingerprint`."""
-
-    model: str
-    kv_specs: tuple[KVSpec, ...]
-    num_blocks: int
-    num_host_blocks: int
-    max_num_seqs: int
-    max_len: int
-    page_store: bool  # whether there is one
-    reads: frozenset[str]  # as of `ReadsFields`
-    protocol: int = PROTOCOL
-
-    def check(self, worker: Facts) -> None:
-        """ValueError with each difference."""
-        found = [(field.name, getattr(self, field.name), getattr(worker, field.name)) for field in fields(Facts)]
-        wrong = [f"{name}: expected {mine!r}, the worker has {its!r}" for name, mine, its in found if mine != its]
-        if wrong:
-            raise ValueError(
-                "this worker belongs to another engine; start it from the same model folder, options and version. "
-                + "; ".join(wrong)
-            )
-
-
-def fingerprint(config: Any, dtype: Any, weights: str = "") -> str:
-    """Of a model's configuration, dtype and weights (see `weights_of`), 32 hexadecimal digits. Without weights two
-    checkpoints of one shape are alike to it: enough where nothing is kept."""
-    return hashlib.sha256(f"{config!r} {dtype} {weights}".encode()).hexdigest()[:32]
+from reference_impl.features.process.facts import Facts
+from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
 
 
 class WorkerError(RuntimeError):
@@ -79,8 +46,6 @@ class WorkerProcess:
     WorkerError for what else it raises, or where the process ends before it is ready.
     """
 
-    follows_options = False  # whether `make` has the options of the engine that plans
-
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
         self.rank, self.step_seconds = rank, step_seconds
         self._waits = False  # whether the step that was sent last waits for its masks
@@ -89,7 +54,8 @@ class WorkerProcess:
         self._connection = Connection(mine.detach())
         try:
             self._connection.send_bytes(pickle.dumps(make))
-            self.facts, self._max_in_flight = self._received()
+            facts, self._max_in_flight = self._received()
+            self.facts: Facts = facts
         except BaseException:
             self.close()
             raise

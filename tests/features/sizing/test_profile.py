@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from reference_impl.assembly import sizes
+from reference_impl.assembly import worker_half
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec
 from reference_impl.assembly.engine import Engine
@@ -168,7 +168,7 @@ def test_with_guesses_a_step_has_as_many_as_budget_and_positions_allow() -> None
 def sized(
     monkeypatch: pytest.MonkeyPatch, model: Any, memory: CountedMemory, parts: Parts | None = None, **options: Any
 ) -> Engine:
-    monkeypatch.setattr(sizes, "device_memory", lambda device: memory)
+    monkeypatch.setattr(worker_half, "device_memory", lambda device: memory)
     with memory:
         return Engine(model, EngineConfig(**options), parts)
 
@@ -273,13 +273,13 @@ def test_what_is_asked_for_is_not_measured(random_model, monkeypatch) -> None:
 
 
 def test_who_brings_the_tensors_gets_the_blocks_of_256_mib(random_model, monkeypatch) -> None:
-    monkeypatch.setattr(sizes, "device_memory", lambda device: CountedMemory(1))
+    monkeypatch.setattr(worker_half, "device_memory", lambda device: CountedMemory(1))
     engine = Engine(random_model("float32"), EngineConfig(), Parts(kv_cache=OwnCache()))
     assert engine.num_blocks == KV_CACHE_BYTES // engine.kv_spec.bytes_per_block
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
-    assert sizes.device_memory(CPU) is None
+    assert worker_half.device_memory(CPU) is None
 
 
 @pytest.mark.parametrize("percent", [0, 101, 0.9, True, None])

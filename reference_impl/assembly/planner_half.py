@@ -1,0 +1,95 @@
+"""The half of an engine that plans: made of an engine's options, those of its parts that plan, and the facts of the
+worker that it plans for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_impl.assembly.checks import check_blocks, check_pool
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.draft_model import must_follow
+from reference_impl.assembly.kv import kv_manager, stored_kv_manager
+from reference_impl.assembly.parts import Parts, part
+from reference_impl.assembly.scheduler import continuous_batching
+from reference_impl.assembly.speculation import BY_HOST, host_proposer, tree_of
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.engine import WallClock
+from reference_impl.features.beams.planning import ForkingPlanner
+from reference_impl.features.grammars.drafts import ShowsDrafts
+from reference_impl.features.overlap.depth import depth_for, stages_for
+from reference_impl.features.process.facts import Facts
+from reference_impl.interfaces import BlockPool as AnyBlockPool
+from reference_impl.interfaces import Executor, HostProposer, KVManager, KVSpec, PrefixIndex, Scheduler
+from reference_impl.observe.trace import Trace
+
+
+class PlannerHalf:
+    """Blocks, KV manager, scheduler, planner, clock and trace: those of `parts`, or the defaults. executor: what the
+    steps will go to, or stands for it. config: as of `checks.settled`. ValueError or ConfigError where worker, parts
+    and options contradict each other.
+
+    depth: how many steps may be in flight.
+    """
+
+    def __init__(self, config: EngineConfig, parts: Parts, worker: Facts, executor: Executor):
+        self.config, self.worker = config, worker
+        self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
+        self.block_pool = part(parts.block_pool, lambda: BlockPool(worker.num_blocks))
+        check_pool(self.block_pool, worker.num_blocks)
+        self.kv = part(parts.kv_manager, lambda: make_kv_manager(config, parts, worker, self.block_pool))
+        check_blocks(self.kv, worker.num_blocks)
+        self.planner = ForkingPlanner(config.block_size)
+        stages = stages_for(config.overlap, self.kv, executor)
+        proposer = host_proposer(config.speculative) if config.speculative in BY_HOST else parts.host_proposer
+
+        def scheduler() -> Scheduler:
+            return make_scheduler(config, parts, worker, self.kv, proposer, stages, isinstance(executor, ShowsDrafts))
+
+        self.scheduler = part(parts.scheduler, scheduler)
+        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
+        overlap = config.overlap if proposer is None or stages > 1 else "off"
+        self.depth = depth_for(overlap, worker.model.device, self.scheduler, self.kv, executor)
+
+
+def make_kv_manager(config: EngineConfig, parts: Parts, worker: Facts, pool: AnyBlockPool) -> KVManager:
+    """ConfigError if there is a page store and no prefix cache."""
+    specs = worker.kv_specs
+    index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
+    host_pool = BlockPool(worker.num_host_blocks) if worker.num_host_blocks else None
+    if parts.page_store is None:
+        return kv_manager(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+    if index is None:
+        why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
+        raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
+    # Pages of another model or format have other keys. By layer 2: the order of a page's bytes.
+    root = f"by layer 2 {worker.model.fingerprint} {config.kv_dtype} {specs!r}".encode()
+    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
+
+
+def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
+    windows = [spec.window for spec in specs if spec.window is not None]
+    if config.prefix_cache == "off" or (config.prefix_cache == "auto" and windows):
+        return None
+    if windows:
+        raise ConfigError(
+            f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
+            "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
+        )
+    if config.prefix_cache == "radix":
+        from reference_impl.features.prefix.radix_index import RadixIndex
+
+        return RadixIndex(config.block_size)
+    from reference_impl.features.prefix.hash_index import HashIndex
+
+    return HashIndex(config.block_size)
+
+
+def make_scheduler(
+    c: EngineConfig, parts: Parts, worker: Facts, kv: KVManager, proposer: HostProposer | None, num_stages: int,
+    shows_drafts: bool,
+) -> Scheduler:  # fmt: skip
+    return continuous_batching(
+        kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
+        proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), worker.max_model_len,
+        must_follow(c, parts.draft_model), shows_drafts,
+    )  # fmt: skip
