@@ -30,10 +30,10 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 NEEDS: dict[str, dict[str, Any]] = {"acceptance": {"num_drafts": 2}}
 # Read in other places than where a custom part would have read them; an index that stands for a prefix cache of any
-# name, and of none (lab 06 has it so); guesses beside a scheduler are refused by `check_drafts`. Then: not read while
+# name, and of none (lab 06 has it so); drafts beside a scheduler are refused by `check_drafts`. Then: not read while
 # an engine is made on a CPU.
 ELSEWHERE = {("scheduler", "max_num_batched_tokens"), ("scheduler", "num_drafts"), ("prefix_index", "prefix_cache")}
-ON_A_GPU_OR_WITH_GUESSES = {"acceptance", "attention", "exit_layer", "memory_percent"}
+ON_A_GPU_OR_WITH_DRAFTS = {"acceptance", "attention", "exit_layer", "memory_percent"}
 
 
 class Watched(EngineConfig):
@@ -75,7 +75,7 @@ def test_what_nothing_reads_beside_a_custom_part_is_listed(random_model: Callabl
         lost |= {(name, option) for option in usual - reads(model, with_part(own, name))}
     listed = {(part, option) for option, _, part in READ_BY}
     assert lost - ELSEWHERE <= listed
-    assert {pair for pair in listed - lost if pair[1] not in ON_A_GPU_OR_WITH_GUESSES} == set()
+    assert {pair for pair in listed - lost if pair[1] not in ON_A_GPU_OR_WITH_DRAFTS} == set()
     assert {"sampling_noise", "batch_invariant", "graphs"} <= {option for _, option in lost}
 
 

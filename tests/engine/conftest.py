@@ -62,7 +62,7 @@ def spread(*values: Sequence[Any]) -> list[Any]:
 class TappedModel:
     """The model, with a note of the logits of every token: tapped[request id][position] is a list, one per pass.
 
-    texts: by request, its whole text; where it is given, what follows a token of another text (a wrong guess, one
+    texts: by request, its whole text; where it is given, what follows a token of another text (a wrong draft token, one
     behind a text that was stopped) is not noted.
     """
 
@@ -92,15 +92,15 @@ class TappedModel:
 
 
 class Oracle:
-    """A proposer that reads what will be written: texts, by request. Each guess is right with probability `right`,
-    drawn by itself; behind a text's end it guesses anything."""
+    """A proposer that reads what will be written: texts, by request. Each draft token is right with probability
+    `right`, drawn by itself; behind a text's end it drafts anything."""
 
     def __init__(self, texts: dict[str, list[int]], right: float, vocab_size: int, seed: int = 0):
         self.texts, self.right, self.vocab_size = texts, right, vocab_size
         self.random = random.Random(seed)
         self.names: dict[int, str] = {}  # by slot
         self.k = 0  # the largest it was asked for
-        self.asked: list[dict[str, int]] = []  # per call: of each request, how many guesses are right in a row
+        self.asked: list[dict[str, int]] = []  # per call: of each request, how many drafts are right in a row
 
     def opened(self, slot: Opened) -> None:
         self.names[slot.slot] = slot.request_id
@@ -111,20 +111,20 @@ class Oracle:
     def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
         self.k = max(self.k, k)
         asked: dict[str, int] = {}
-        guesses = []
+        drafts = []
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             text = self.texts[self.names[slot]]
             assert tokens[slot, :length].tolist() == text[:length]
             truth = (text[length : length + k] + [0] * k)[:k]
             good = [self.random.random() < self.right and length + i < len(text) for i in range(k)]
-            guesses.append([t if g else (t + 1) % self.vocab_size for t, g in zip(truth, good, strict=True)])
+            drafts.append([t if g else (t + 1) % self.vocab_size for t, g in zip(truth, good, strict=True)])
             asked[self.names[slot]] = good.index(False) if False in good else k
         self.asked.append(asked)
-        return torch.tensor(guesses)
+        return torch.tensor(drafts)
 
 
 class HostOracle:
-    """As `Oracle`, on the host; sometimes it has fewer guesses, or none."""
+    """As `Oracle`, on the host; sometimes it has fewer drafts, or none."""
 
     def __init__(self, texts: dict[str, list[int]], right: float, vocab_size: int, seed: int = 0):
         self.texts, self.right, self.vocab_size = texts, right, vocab_size
@@ -416,7 +416,7 @@ class StagedExecutor(LateExecutor):
 
     max_in_flight = 1
     follows_options = True  # the inner one is made with them
-    guesses = None  # they are made when a step is collected, so that the host cannot see them before
+    show_drafts = None  # drafts are made when a step is collected, so that the host cannot see them before
 
     def __init__(self, num_stages: int):
         self.num_stages = num_stages
@@ -489,7 +489,7 @@ def staged(model: Decoder, num_stages: int, parts: Parts | None = None, **option
 
 @pytest.fixture(scope="module")
 def target(random_model: Callable) -> Any:
-    """The model that guesses are verified by."""
+    """The model that verifies drafts."""
     return random_model("float64", max_position_embeddings=128)
 
 

@@ -27,7 +27,7 @@ def of_vllm(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"speculative": "ngram", "num_drafts": 3}], ids=["plain", "guesses"])
+@pytest.mark.parametrize("options", [{}, {"speculative": "ngram", "num_drafts": 3}], ids=["plain", "drafts"])
 def test_every_token_is_the_likeliest_that_completes_no_word(options: dict) -> None:
     """By brute force: each next token asked for alone, with a bias against all tokens of the vocabulary that would
     complete a word. Words: what the answer itself has, of one token and of several, with and without a space before."""

@@ -127,7 +127,7 @@ def test_no_text_ends_before_min_tokens_and_some_end_at_once_behind_them(seed: i
 
 
 @pytest.mark.parametrize("right", [0.5, 1.0])
-def test_a_right_guess_at_the_end_is_kept_where_it_may_end_and_not_before(right: float, random_model, oracle) -> None:
+def test_a_right_draft_at_the_end_is_kept_where_it_may_end_and_not_before(right: float, random_model, oracle) -> None:
     """Each of a row's positions is held against min_tokens by itself."""
     model = random_model("float64")
     asked = [SamplingParams(max_tokens=30, seed=i, min_tokens=9 + i, stop_token_ids=ENDS) for i in range(6)]
@@ -136,7 +136,7 @@ def test_a_right_guess_at_the_end_is_kept_where_it_may_end_and_not_before(right:
     wise = oracle({str(i): r.tokens for i, r in enumerate(plain)}, right, VOCAB)
     engine = Engine(model, EngineConfig(num_blocks=60, block_size=4, num_drafts=4, overlap="off"), Parts(proposer=wise))
     assert [r.tokens for r in serve(engine, *asked)] == [r.tokens for r in plain]
-    tempting = oracle({}, 1.0, VOCAB)  # it guesses an end token everywhere
+    tempting = oracle({}, 1.0, VOCAB)  # it drafts an end token everywhere
     tempting.propose = lambda slots, lengths, tokens, k: torch.zeros(len(slots), k, dtype=torch.int64)
     engine = Engine(model, EngineConfig(num_blocks=60, block_size=4, num_drafts=2), Parts(proposer=tempting))
     assert [r.tokens for r in serve(engine, *asked)] == [r.tokens for r in plain]

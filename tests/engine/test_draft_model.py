@@ -1,8 +1,8 @@
 """Speculative decoding with a draft model.
 
-Whatever it guesses, the text is that of plain decoding; and the target as its own draft is always right, so a key or
-value of the draft that is missing, stale or another request's shows as a wrong guess: in `tapped_engine` what nobody
-owns holds NaN, in the draft's cache, too.
+Whatever it drafts, the text is that of plain decoding; and the target as its own draft is always right, so a key or
+value of the draft that is missing, stale or another request's shows as a wrong draft token: in `tapped_engine` what
+nobody owns holds NaN, in the draft's cache, too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_texts(requests: dict[str, Request], plain: dict[str, list[int]]) -> No
 
 
 def check_texts_when_preempted(engine: Engine, plain: dict[str, list[int]]) -> None:
-    """All of ASKED at once, in too few blocks: texts as without guesses, no block lost, and some request preempted."""
+    """All of ASKED at once, in too few blocks: texts as without drafts, no block lost, and some request preempted."""
     requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
     while engine.has_work():
         engine.step()
@@ -141,8 +141,8 @@ def test_chunks_cached_prefixes_and_neighbours_leave_nothing_out_of_the_drafts_c
 
 
 @pytest.mark.parametrize("max_tokens", range(6, 14))
-def test_a_text_that_ends_in_a_kept_guess_is_found_again_as_a_whole(target, tapped_engine, max_tokens: int) -> None:
-    """The draft never computed that guess: it is the last token of a cached block, for one of these lengths."""
+def test_a_text_that_ends_in_a_kept_draft_is_found_again_as_a_whole(target, tapped_engine, max_tokens: int) -> None:
+    """The draft model never computed that token: it is the last token of a cached block, for one of these lengths."""
     engine, _ = tapped_engine(target, parts=Parts(draft_model=target), num_drafts=3, num_blocks=60, block_size=4)
     first = engine.add([3, 1, 4], SamplingParams(max_tokens=max_tokens, temperature=0))
     while engine.has_work():
@@ -207,8 +207,8 @@ def test_a_draft_that_is_half_right_is_kept_as_far_as_it_is(target, drafts) -> N
 
 
 @pytest.mark.parametrize("name", ["greedy", "drawn"])
-def test_as_many_guesses_are_kept_where_steps_overlap(target, drafts, tapped_engine, name: str) -> None:
-    """There a row is planned as if all guesses before it were right, and half of them are not."""
+def test_as_many_drafts_are_kept_where_steps_overlap(target, drafts, tapped_engine, name: str) -> None:
+    """There a row is planned as if all drafts before it were right, and half of them are not."""
     kept = []
     for late in (None, 1, 2):
         engine, _ = tapped_engine(
@@ -246,21 +246,21 @@ def test_stop_strings_and_end_tokens_end_the_same_texts() -> None:
     prompts = ["def add(self, left, right):\n    return", "import os\n\ndef"]
     draft = load_model(course_model("draft"), torch.float64)
     usual = LLM(course_model("target"), **options)
-    guessing = LLM(course_model("target"), parts=Parts(draft_model=draft), num_drafts=4, **options)
+    drafting = LLM(course_model("target"), parts=Parts(draft_model=draft), num_drafts=4, **options)
     for sampling in (
         SamplingParams(max_tokens=30, temperature=0, stop=["\n\n", "self."]),
         SamplingParams(max_tokens=30, temperature=0.8, seed=3, stop=["\n    "]),
         SamplingParams(max_tokens=25, seed=4, n=2, top_p=0.9),
     ):
-        expected, found = usual.generate(prompts, sampling), guessing.generate(prompts, sampling)
+        expected, found = usual.generate(prompts, sampling), drafting.generate(prompts, sampling)
         for mine, its in zip(found, expected, strict=True):
             for sample_of, other in zip(mine.outputs, its.outputs, strict=True):
                 assert (sample_of.text, sample_of.token_ids) == (other.text, other.token_ids)
                 assert sample_of.finish_reason == other.finish_reason
-    kept = [num for step in kept_of(guessing.engine) for num, _ in step.values()]
+    kept = [num for step in kept_of(drafting.engine) for num, _ in step.values()]
     assert max(kept) == 4
     assert min(kept) == 0
-    assert guessing.engine.kv.num_available == guessing.engine.num_blocks
+    assert drafting.engine.kv.num_available == drafting.engine.num_blocks
 
 
 @pytest.mark.parametrize("max_model_len", range(17, 23))

@@ -99,7 +99,7 @@ def test_the_draft_model_is_in_the_process_of_the_worker(
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_model_that_cannot_guess_for_the_target_is_refused_by_name(random_model, target) -> None:
+def test_a_draft_model_that_cannot_draft_for_the_target_is_refused_by_name(random_model, target) -> None:
     config = EngineConfig(num_blocks=8, num_drafts=2, block_size=4)
     window = partial(random_model, "float64", architecture="MistralForCausalLM", sliding_window=6)
     elsewhere = copy.copy(target)

@@ -1,5 +1,5 @@
-"""What a model's guesses are drawn from: logits that are moved as the target's are. The distribution of texts with
-penalties, biases and stops is tested in `test_rejection.py`, their guesses by definition in `test_feature_head.py`."""
+"""What a model's drafts are drawn from: logits that are moved as the target's are. The distribution of texts with
+penalties, biases and stops is tested in `test_rejection.py`, their drafts by definition in `test_feature_head.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(target: Any) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_the_target_as_its_own_draft_is_right_always(target, plain, overlap: str) -> None:
-    """So each of a row's guesses counts those before it."""
+    """So each of a row's drafts counts those before it."""
     config = EngineConfig(num_blocks=64, num_drafts=5, overlap=overlap)
     engine = Engine(target, config, Parts(draft_model=target))
     check_texts(serve(engine, MOVED), plain)
@@ -40,7 +40,7 @@ def test_the_target_as_its_own_draft_is_right_always(target, plain, overlap: str
 
 
 @pytest.mark.parametrize("kind", ["model", "head", "heads", "tree", "grown"])
-def test_more_guesses_are_kept_than_of_the_models_own_logits(
+def test_more_drafts_are_kept_than_of_the_models_own_logits(
     target, plain, random_model: Callable, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     half = copy.deepcopy(target)
@@ -61,7 +61,7 @@ def test_more_guesses_are_kept_than_of_the_models_own_logits(
 
 
 @pytest.mark.parametrize("kind", ["model", "head", "heads", "tree", "grown"])
-def test_guesses_of_logits_that_are_no_numbers_are_counted_and_named_once(
+def test_drafts_of_logits_that_are_no_numbers_are_counted_and_named_once(
     target, random_model: Callable, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     broken = copy.deepcopy(target)

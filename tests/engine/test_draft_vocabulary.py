@@ -1,4 +1,4 @@
-"""A feature head whose guesses are of few tokens: the text is that of plain decoding, and no other token is guessed.
+"""A feature head whose drafts are of few tokens: the text is that of plain decoding, and no other token is drafted.
 (Texts without a seed: `test_tree_drafts.py`.)"""
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ def test_logits_are_the_targets_at_these_tokens_and_nothing_elsewhere(target, he
     [{"num_drafts": 3, "adaptive_drafts": "off"}, {"draft_tree": (3, 2)}, {"draft_tree": "dynamic,3,3"}],
     ids=str,
 )
-def test_texts_are_those_of_plain_decoding_and_guesses_are_of_these_tokens(
+def test_texts_are_those_of_plain_decoding_and_drafts_are_of_these_tokens(
     target, head, monkeypatch, options: dict[str, Any]
 ) -> None:
     plain = {
         name: serve(Engine(target, EngineConfig(num_blocks=48)), {name: sampling})[name].tokens
         for name, sampling in ASKED.items()
     }
-    guessed: set[int] = set()
+    drafted: set[int] = set()
     engine = Engine(target, EngineConfig(num_blocks=60, speculative="eagle", **options), Parts(draft_model=head))
     chosen = DraftPart.chosen
 
     def watched(part: DraftPart, run: Any, tokens: torch.Tensor) -> torch.Tensor:
         if "draft.tokens" in run.tensors:
-            guessed.update(run.tensors["draft.tokens"].tolist())
+            drafted.update(run.tensors["draft.tokens"].tolist())
         return chosen(part, run, tokens)
 
     monkeypatch.setattr(DraftPart, "chosen", watched)
     check_texts(serve(engine, ASKED), plain)
     assert isinstance(engine.executor.draft, FeatureDraft)
-    assert len(guessed) > 5
-    assert guessed <= set(FEW.tolist())
+    assert len(drafted) > 5
+    assert drafted <= set(FEW.tolist())
     assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
 
 

@@ -1,6 +1,6 @@
 """Speculative decoding through an oracle: a proposer that reads the recorded text, and errs as often as it shall.
 
-Whatever it guesses, the text is that of plain decoding; and exactly the guesses are kept that are right, up to the
+Whatever it drafts, the text is that of plain decoding; and exactly the drafts are kept that are right, up to the
 first that is not.
 """
 
@@ -103,7 +103,7 @@ def check_kept(engine: Engine, wise: Any) -> list[int]:
         [(right, k, late) for right, k in [(0.0, 3), (0.5, 1), (0.5, 6), (1.0, 4)] for late in (None, 1, 2)],
     ),
 )
-def test_the_text_is_that_of_plain_decoding_and_exactly_the_right_guesses_are_kept(
+def test_the_text_is_that_of_plain_decoding_and_exactly_the_right_drafts_are_kept(
     model, plain, texts, oracle, tapped_engine, right: float, k: int, late: int | None
 ) -> None:
     wise = oracle(texts, right, VOCAB, seed=k)
@@ -155,7 +155,7 @@ def test_a_perfect_oracle_takes_a_step_for_every_k_plus_one_tokens(model, texts,
     assert given == [1, *[4] * 9, 3]  # the prompt gives one; of the 39 others the last three
 
 
-def test_a_sampler_that_is_asked_sees_the_guesses_as_if_they_were_written(model, plain, texts, oracle) -> None:
+def test_a_sampler_that_is_asked_sees_the_drafts_as_if_they_were_written(model, plain, texts, oracle) -> None:
     seen: list[tuple[str, int]] = []
 
     def mine(logits: torch.Tensor, requests: Sequence[Any]) -> Sampled:
@@ -370,20 +370,20 @@ def test_a_proposer_of_another_shape_and_a_worker_without_one_say_so(model, text
 
 
 @pytest.mark.parametrize(
-    ("guess", "message"),
+    ("draft", "message"),
     [
         (lambda rows, k: torch.full((rows, k), 0.5), r"expected tokens, which are int64, on cpu; got torch.float32"),
         (lambda rows, k: torch.ones(rows, k, dtype=torch.bool), "got torch.bool on cpu"),
         (lambda rows, k: torch.zeros(rows, k, dtype=torch.int64, device="meta"), "got torch.int64 on meta"),
     ],
 )
-def test_guesses_that_are_no_tokens_or_lie_elsewhere_are_refused(model, guess, message: str) -> None:
-    class Guesses(Silent):
+def test_drafts_that_are_no_tokens_or_lie_elsewhere_are_refused(model, draft, message: str) -> None:
+    class Drafts(Silent):
         def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
-            found: torch.Tensor = guess(len(slots), k)
+            found: torch.Tensor = draft(len(slots), k)
             return found
 
-    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=3), Parts(proposer=Guesses()))
+    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=3), Parts(proposer=Drafts()))
     engine.add(prompt("greedy"), SamplingParams(max_tokens=9, seed=1))
     engine.step()
     with pytest.raises(ValueError, match=message):
@@ -450,7 +450,7 @@ def test_drafts_of_the_host_change_no_text_and_save_steps(right: float, model, p
     assert engine.kv.num_available == engine.num_blocks
 
 
-def test_a_worker_in_another_process_verifies_what_the_host_guesses() -> None:
+def test_a_worker_in_another_process_verifies_what_the_host_drafts() -> None:
     from reference_impl.assembly.split import split_engine
 
     folder, asked = course_model("draft"), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
@@ -469,7 +469,7 @@ def test_a_worker_in_another_process_verifies_what_the_host_guesses() -> None:
 
 
 def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> None:
-    class Guesses:
+    class Drafts:
         def __init__(self, *tokens: int):
             self.tokens = tokens
 
@@ -478,23 +478,23 @@ def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> N
 
     config = EngineConfig(num_blocks=8, num_drafts=2)
     for tokens, text in (
-        ((1, 2, 3), "Guesses.propose: expected at most 2 tokens for request 'a', got more"),
+        ((1, 2, 3), "Drafts.propose: expected at most 2 tokens for request 'a', got more"),
         ((1, VOCAB), rf"a draft for request 'a' is token {VOCAB}, outside the vocabulary \[0, {VOCAB}\)"),
         ((-1,), "a draft for request 'a' is token -1"),
     ):
-        engine = Engine(model, config, Parts(host_proposer=Guesses(*tokens)))
+        engine = Engine(model, config, Parts(host_proposer=Drafts(*tokens)))
         engine.add([1, 2], SamplingParams(max_tokens=9), "a")
         engine.step()
         with pytest.raises(ValueError, match=text):
             engine.step()
     with pytest.raises(ValueError, match=r"Parts\.proposer and Parts\.host_proposer are given"):
-        Engine(model, config, Parts(host_proposer=Guesses(), proposer=oracle({}, 1.0, VOCAB)))
+        Engine(model, config, Parts(host_proposer=Drafts(), proposer=oracle({}, 1.0, VOCAB)))
     with pytest.raises(ValueError, match=r"Parts\.host_proposer is given, and num_drafts is 0"):
-        Engine(model, EngineConfig(num_blocks=8), Parts(host_proposer=Guesses()))
+        Engine(model, EngineConfig(num_blocks=8), Parts(host_proposer=Drafts()))
     with pytest.raises(ValueError, match="reads a request's text, which with overlap='on' is not known"):
-        Engine(model, EngineConfig(num_blocks=8, num_drafts=2, overlap="on"), Parts(host_proposer=Guesses()))
+        Engine(model, EngineConfig(num_blocks=8, num_drafts=2, overlap="on"), Parts(host_proposer=Drafts()))
     own = Engine(model, EngineConfig(num_blocks=8))
-    parts = Parts(host_proposer=Guesses(), scheduler=Scheduler(own.kv, 4, 64), kv_manager=own.kv)
+    parts = Parts(host_proposer=Drafts(), scheduler=Scheduler(own.kv, 4, 64), kv_manager=own.kv)
     with pytest.raises(ValueError, match=r"Parts\.host_proposer is for the engine's own scheduler"):
         Engine(model, EngineConfig(num_blocks=8), parts)
 

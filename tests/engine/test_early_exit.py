@@ -1,7 +1,7 @@
-"""Speculative decoding by early exit: the text is that of plain decoding, and the guesses are those that the definition
+"""Speculative decoding by early exit: the text is that of plain decoding, and the drafts are those that the definition
 gives, computed here without blocks, batches and steps.
 
-What nobody owns holds NaN in the cache, which the guessing layers share: a key that they read and nobody wrote shows.
+What nobody owns holds NaN in the cache, which the drafting layers share: a key that they read and nobody wrote shows.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def engine_of(model: Any, seed: int = 0, late: int | None = None, parts: Parts |
     return engine
 
 
-# --- guesses by their definition -------------------------------------------------------------------------------------
+# --- drafts by their definition -------------------------------------------------------------------------------------
 
 
-def guesses_of(model: Any, tokens: list[int], k: int, sampling: SamplingParams, num_layers: int = LAYERS) -> list[int]:
-    """The k guesses behind these tokens."""
+def drafts_of(model: Any, tokens: list[int], k: int, sampling: SamplingParams, num_layers: int = LAYERS) -> list[int]:
+    """The k drafts behind these tokens."""
     found: list[int] = []
     for _ in range(k):
         text = tokens + found
@@ -101,15 +101,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     return found
 
 
-def check_guesses(made: Made, model: Any, asked: dict[str, SamplingParams]) -> None:
-    for name, known, guesses in {(name, tuple(known), tuple(guesses)) for name, known, guesses in made}:
-        assert [*guesses] == guesses_of(model, [*known], len(guesses), asked[name]), (name, len(known))
+def check_drafts(made: Made, model: Any, asked: dict[str, SamplingParams]) -> None:
+    for name, known, drafts in {(name, tuple(known), tuple(drafts)) for name, known, drafts in made}:
+        assert [*drafts] == drafts_of(model, [*known], len(drafts), asked[name]), (name, len(known))
 
 
 @pytest.mark.parametrize(
     ("budget", "k", "prefix_cache", "late"), spread([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
 )
-def test_guesses_are_those_of_the_definition(
+def test_drafts_are_those_of_the_definition(
     target, plain, made, budget: int, k: int, prefix_cache: str, late: int | None
 ) -> None:
     engine = engine_of(
@@ -121,29 +121,29 @@ def test_guesses_are_those_of_the_definition(
     hits = [cached for step in engine.trace.steps() for _, cached in step.admitted]
     assert (max(hits) > 0) == (prefix_cache != "off")
     assert len(made) > 30
-    assert max(len(guesses) for _, _, guesses in made) == min(k, budget - 1)
-    check_guesses(made, target, PURE)
+    assert max(len(drafts) for _, _, drafts in made) == min(k, budget - 1)
+    check_drafts(made, target, PURE)
     kept = [num for step in kept_of(engine) for num, _ in step.values()]
-    assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept
+    assert 0 < sum(kept) < sum(len(drafts) for _, _, drafts in made)  # some rejected, some kept
 
 
-def test_rows_of_one_step_have_guesses_of_different_numbers(target, made) -> None:
+def test_rows_of_one_step_have_drafts_of_different_numbers(target, made) -> None:
     asked = {f"r{i}": SamplingParams(max_tokens=2 + i, temperature=0.9, seed=i) for i in range(6)}
     engine = engine_of(target, num_blocks=60, num_drafts=5, prefix_cache="off")
     serve(engine, asked)
-    check_guesses(made, target, asked)
+    check_drafts(made, target, asked)
     assert any(len({row.num_drafts for row in step.rows}) > 3 for step in engine.trace.steps())
 
 
-def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_guesses(target, plain, made) -> None:
+def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_drafts(target, plain, made) -> None:
     engine = engine_of(target, parts=Parts(sampler=TwinSampler()), num_drafts=3, num_blocks=60, prefix_cache="off")
     check_texts(serve(engine, PURE), plain)
-    assert {len(guesses) for _, _, guesses in made} >= {1, 3}
-    check_guesses(made, target, PURE)
+    assert {len(drafts) for _, _, drafts in made} >= {1, 3}
+    check_drafts(made, target, PURE)
 
 
 @pytest.mark.parametrize(("preemption", "late"), spread(["recompute", "swap"], [None, 1]))
-def test_guesses_are_the_same_after_a_preemption(target, plain, made, preemption: str, late: int | None) -> None:
+def test_drafts_are_the_same_after_a_preemption(target, plain, made, preemption: str, late: int | None) -> None:
     engine = engine_of(
         target, late=late, num_drafts=4, block_size=4, num_blocks=16, max_num_batched_tokens=24, prefix_cache="off",
         preemption=preemption,
@@ -151,19 +151,19 @@ def test_guesses_are_the_same_after_a_preemption(target, plain, made, preemption
     check_texts(serve(engine, PURE), plain)
     assert any(step.preempted for step in engine.trace.steps())
     assert any(step.transfers.swap_in for step in engine.trace.steps()) == (preemption == "swap")
-    check_guesses(made, target, PURE)
+    check_drafts(made, target, PURE)
 
 
-def test_a_model_with_windows_guesses_by_all_its_groups(windowed, made) -> None:
+def test_a_model_with_windows_drafts_by_all_its_groups(windowed, made) -> None:
     plain = texts_of(windowed)
     engine = engine_of(windowed, num_drafts=4, num_blocks=90, block_size=4, max_num_batched_tokens=11)
     assert len(engine.kv_specs) == 2
     check_texts(serve(engine, PURE), plain)
-    check_guesses(made, windowed, PURE)
+    check_drafts(made, windowed, PURE)
 
 
-def test_where_the_other_layers_add_nothing_all_guesses_are_right(target) -> None:
-    """So the distribution that guesses are drawn from is the target's own, at the right positions."""
+def test_where_the_other_layers_add_nothing_all_drafts_are_right(target) -> None:
+    """So the distribution that drafts are drawn from is the target's own, at the right positions."""
     idle = copy.deepcopy(target)
     for linear in (idle.layers[LAYERS].o, idle.layers[LAYERS].mlp.down):
         linear.params["weight"].zero_()
@@ -241,7 +241,7 @@ def test_pages_of_a_store_are_all_that_a_prefix_needs(target, plain, made) -> No
         check_texts(serve(engine, PURE), plain)
         engine.save_pages()
     assert store.begun, "the second engine loaded nothing"
-    check_guesses(made, target, PURE)
+    check_drafts(made, target, PURE)
 
 
 def test_numbers_that_are_not_finite_end_in_an_error(random_model) -> None:
@@ -256,7 +256,7 @@ def test_numbers_that_are_not_finite_end_in_an_error(random_model) -> None:
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_half_of_the_layers_guess_unless_a_number_is_given(target) -> None:
+def test_half_of_the_layers_draft_unless_a_number_is_given(target) -> None:
     for given_layers, num in ((0, 2), (1, 1), (3, 3)):
         engine = Engine(target, EngineConfig(num_blocks=8, speculative="early-exit", exit_layer=given_layers))
         assert len(draft_of(engine).model.layers) == num

@@ -1,4 +1,4 @@
-"""Speculative decoding with a feature head: the text is that of plain decoding, and the guesses are those that the
+"""Speculative decoding with a feature head: the text is that of plain decoding, and the drafts are those that the
 definition gives, computed here without blocks, batches and steps."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def plain(target: Any) -> dict[str, list[int]]:
     }
 
 
-# --- guesses by their definition -------------------------------------------------------------------------------------
+# --- drafts by their definition -------------------------------------------------------------------------------------
 
 
 def dense(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -99,10 +99,10 @@ def moved(logits: torch.Tensor, tokens: list[int], num_prompt: int, p: SamplingP
     return torch.tensor([scores], dtype=logits.dtype)
 
 
-def guesses_of(
+def drafts_of(
     head: FeatureHead, target: Any, tokens: list[int], k: int, sampling: SamplingParams, num_prompt: int | None = None
 ) -> list[int]:
-    """The k guesses behind these tokens, of which the last is not computed yet. num_prompt: tokens of its prompt; None:
+    """The k drafts behind these tokens, of which the last is not computed yet. num_prompt: tokens of its prompt; None:
     the request has no penalties or biases."""
     features = dense(target, target.embedding[tokens[:-1]])
     tokens = list(tokens)
@@ -125,11 +125,11 @@ def guesses_of(
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
-    return watch_guesses(monkeypatch)
+    return watch_drafts(monkeypatch)
 
 
-def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
-    """(request, its known tokens, the guesses behind them), as they are made."""
+def watch_drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
+    """(request, its known tokens, the drafts behind them), as they are made."""
     found: list[tuple[str, list[int], list[int]]] = []
     inner = FeatureDraft.propose
 
@@ -152,7 +152,7 @@ def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int],
         [(budget, k, late) for budget, k in [(5, 2), (100, 4), (17, 5)] for late in (None, 1)],
     ),
 )
-def test_guesses_are_those_of_the_definition(
+def test_drafts_are_those_of_the_definition(
     target, head, plain, made, tapped_engine, budget: int, k: int, late: int | None
 ) -> None:
     engine, _ = tapped_engine(
@@ -161,40 +161,40 @@ def test_guesses_are_those_of_the_definition(
     )  # fmt: skip
     check_texts(serve(engine, PURE), plain)
     assert len(made) > 15
-    assert max(len(guesses) for _, _, guesses in made) == min(k, budget - 1)
-    for name, known, guesses in made:
+    assert max(len(drafts) for _, _, drafts in made) == min(k, budget - 1)
+    for name, known, drafts in made:
         assert known == plain[name][: len(known)]
-        assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
+        assert drafts == drafts_of(head, target, known, len(drafts), PURE[name]), (name, len(known))
     kept = [num for step in kept_of(engine) for num, _ in step.values()]
-    assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept: both are rolled over
+    assert 0 < sum(kept) < sum(len(drafts) for _, _, drafts in made)  # some rejected, some kept: both are rolled over
 
 
-def test_with_penalties_and_biases_guesses_are_those_of_the_definition(target, head, made) -> None:
-    """Each counts the guesses before it as written."""
+def test_with_penalties_and_biases_drafts_are_those_of_the_definition(target, head, made) -> None:
+    """Each counts the drafts before it as written."""
     names = "penalised", "drawn, penalised", "biased", "drawn, all 30"
     asked = {name: dataclasses.replace(ASKED[name], max_tokens=12, min_tokens=0) for name in names}
     asked["drawn, all 30"] = dataclasses.replace(ASKED["drawn, all 30"], max_tokens=12, min_tokens=12)
     serve(Engine(target, EngineConfig(num_blocks=60, num_drafts=3), Parts(draft_model=head)), asked)
     assert len(made) > 15
-    for name, known, guesses in made:
-        expected = guesses_of(head, target, known, len(guesses), asked[name], len(prompt(name)))
-        assert guesses == expected, (name, len(known))
+    for name, known, drafts in made:
+        expected = drafts_of(head, target, known, len(drafts), asked[name], len(prompt(name)))
+        assert drafts == expected, (name, len(known))
 
 
-def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_guesses(
+def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_drafts(
     target, head, plain, made, tapped_engine
 ) -> None:
     """As on a GPU: what is drawn at a position depends on that position's own random number."""
     parts = Parts(draft_model=head, sampler=TwinSampler())
     engine, _ = tapped_engine(target, parts=parts, num_drafts=3, num_blocks=60, prefix_cache="off")
     check_texts(serve(engine, PURE), plain)
-    assert {len(guesses) for _, _, guesses in made} >= {1, 3}
-    for name, known, guesses in made:
-        assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
+    assert {len(drafts) for _, _, drafts in made} >= {1, 3}
+    for name, known, drafts in made:
+        assert drafts == drafts_of(head, target, known, len(drafts), PURE[name]), (name, len(known))
 
 
 @pytest.mark.parametrize(("num_blocks", "preemption"), spread([20, 16], ["recompute", "swap"]))
-def test_guesses_are_the_same_after_a_preemption(
+def test_drafts_are_the_same_after_a_preemption(
     target, head, plain, made, tapped_engine, num_blocks: int, preemption: str
 ) -> None:
     """But for the first ones of a request that was swapped, which come of nothing."""
@@ -206,8 +206,8 @@ def test_guesses_are_the_same_after_a_preemption(
     preempted = [name for step in engine.trace.steps() for name in step.preempted]
     assert preempted
     others = [
-        name for name, known, guesses in made
-        if guesses != guesses_of(head, target, known, len(guesses), PURE[name])
+        name for name, known, drafts in made
+        if drafts != drafts_of(head, target, known, len(drafts), PURE[name])
     ]  # fmt: skip
     assert Counter(others) <= (Counter(preempted) if preemption == "swap" else Counter())
 
@@ -245,7 +245,7 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, 
 
 
 @pytest.mark.parametrize("dtype", some(["bfloat16"], ["float32", "bfloat16"]))
-def test_a_head_of_another_dtype_than_the_targets_guesses_too(target, plain, random_model, dtype: str) -> None:
+def test_a_head_of_another_dtype_than_the_targets_drafts_too(target, plain, random_model, dtype: str) -> None:
     head = random_head(random_model(dtype, max_position_embeddings=128, num_hidden_layers=1))
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=head))
     check_texts(serve(engine, PURE), plain)
@@ -275,7 +275,7 @@ def test_other_uses_of_the_engine_stand_beside_it(target, head) -> None:
         check_texts(serve(engine, PURE), texts)
 
 
-def test_a_head_guesses_for_one_model(target, head, random_model) -> None:
+def test_a_head_drafts_for_one_model(target, head, random_model) -> None:
     Engine(target, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=head))
     other = random_model("float64", max_position_embeddings=64)
     with pytest.raises(ValueError, match="drafts for another model already"):
@@ -320,8 +320,8 @@ def test_a_module_of_multi_token_prediction_has_one_norm_more(
     )  # fmt: skip
     check_texts(serve(engine, PURE), plain)
     assert len(made) > 20
-    for name, known, guesses in made:
-        assert guesses == guesses_of(module, target, known, len(guesses), PURE[name]), (name, len(known))
+    for name, known, drafts in made:
+        assert drafts == drafts_of(module, target, known, len(drafts), PURE[name]), (name, len(known))
 
 
 def test_such_a_module_is_loaded_by_deepseeks_names(tmp_path: Path, course_model: Path) -> None:

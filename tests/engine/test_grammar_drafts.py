@@ -1,5 +1,5 @@
-"""Guesses of the host for requests under a grammar: cut where it forbids one, each position masked by what is allowed
-behind the guesses before it, and the text, or its distribution, is that without guesses."""
+"""Drafts of the host for requests under a grammar: cut where it forbids one, each position masked by what is allowed
+behind the drafts before it, and the text, or its distribution, is that without drafts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def plain(random_model: Callable) -> dict[str, Request]:
         [(right, k, num_blocks) for right, k in [(1.0, 3), (0.6, 4), (0.0, 2)] for num_blocks in (18, 64)],
     ),
 )
-def test_the_text_is_that_without_guesses_and_the_right_ones_are_kept(
+def test_the_text_is_that_without_drafts_and_the_right_ones_are_kept(
     random_model, plain, right: float, k: int, num_blocks: int
 ) -> None:
     texts = {name: request.tokens for name, request in plain.items()}
@@ -94,7 +94,7 @@ def test_the_text_is_that_without_guesses_and_the_right_ones_are_kept(
     assert right < 1 or all(num == drafts for num, drafts in kept)
 
 
-def test_a_guess_is_cut_where_the_grammar_forbids_it_or_has_no_mask_behind_it() -> None:
+def test_a_draft_is_cut_where_the_grammar_forbids_it_or_has_no_mask_behind_it() -> None:
     class Word:
         """1, 2, 3, and then nothing."""
 
@@ -103,19 +103,19 @@ def test_a_guess_is_cut_where_the_grammar_forbids_it_or_has_no_mask_behind_it() 
                 raise LookupError("not this word")
             return bits([1 + len(output)] if len(output) < 3 else [], 9)
 
-    def guesses(output: list[int], *tokens: int) -> tuple[int, ...]:
+    def drafts(output: list[int], *tokens: int) -> tuple[int, ...]:
         request = Request("r", [7, *output], 1, SamplingParams(), 0, 0.0, grammar=Word())
         return allowed_drafts(request, tokens)
 
-    assert guesses([], 1, 2, 4) == (1, 2)
-    assert guesses([], 2, 1) == ()
-    assert guesses([], 1, 2, 3, 4) == (1, 2), "behind 3 nothing can be sampled"
-    assert guesses([1], 2, 8, 3) == (2,)
-    assert guesses([1], 99, 2) == ()
-    assert guesses([5], 1) == (), "what is wrong with a text is said when it is sampled"
+    assert drafts([], 1, 2, 4) == (1, 2)
+    assert drafts([], 2, 1) == ()
+    assert drafts([], 1, 2, 3, 4) == (1, 2), "behind 3 nothing can be sampled"
+    assert drafts([1], 2, 8, 3) == (2,)
+    assert drafts([1], 99, 2) == ()
+    assert drafts([5], 1) == (), "what is wrong with a text is said when it is sampled"
 
 
-def test_with_one_token_allowed_at_a_time_guesses_of_it_are_always_kept(random_model) -> None:
+def test_with_one_token_allowed_at_a_time_drafts_of_it_are_always_kept(random_model) -> None:
     class Square:
         def allowed(self, output: Sequence[int]) -> bytes:
             return bits([len(output) ** 2 % VOCAB], VOCAB)
@@ -133,7 +133,7 @@ def test_with_one_token_allowed_at_a_time_guesses_of_it_are_always_kept(random_m
 
 
 def test_a_grammar_is_not_asked_about_texts_that_it_forbids(random_model) -> None:
-    """It raises where it is: of each three guesses here the second is wrong."""
+    """It raises where it is: of each three drafts here the second is wrong."""
 
     class Lies:
         def propose(self, request: Request, k: int) -> list[int]:
@@ -163,7 +163,7 @@ def test_texts_without_a_seed_are_distributed_as_the_targets(random_model, one_s
         def allowed(self, output: Sequence[int]) -> bytes:
             return bits(self.tokens(output), 7)
 
-    class Guesses:
+    class Drafts:
         def propose(self, request: Request, k: int) -> list[int]:
             start = sum(request.tokens)
             return [(start + i) % 7 for i in range(k)]
@@ -178,7 +178,7 @@ def test_texts_without_a_seed_are_distributed_as_the_targets(random_model, one_s
                 if share > 0:
                     longer[*text, token] = chance * share
         texts = longer
-    engine = Engine(target, EngineConfig(**options_of()), Parts(host_proposer=Guesses()))
+    engine = Engine(target, EngineConfig(**options_of()), Parts(host_proposer=Drafts()))
     first = engine.add(PROMPT, SamplingParams(n=3000, max_tokens=length, **case), grammar=Four())
     members = [first, *first.children]
     finish(engine)

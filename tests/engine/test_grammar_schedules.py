@@ -1,5 +1,5 @@
-"""Requests under grammars and without, with guesses of every kind, under any schedule: the text of each, and its
-log-probabilities, are those that it has alone and without guesses."""
+"""Requests under grammars and without, with drafts of every kind, under any schedule: the text of each, and its
+log-probabilities, are those that it has alone and without drafts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def serve_at_times(engine: Engine, asked: list[dict[str, Any]]) -> list[list[Req
     return [served[number] for number in range(len(asked))]
 
 
-def guessing(target: Any, layer: Any, kind: str, late_engine: Callable, options: dict[str, Any]) -> Engine:
+def drafting(target: Any, layer: Any, kind: str, late_engine: Callable, options: dict[str, Any]) -> Engine:
     mine, late = OPTIONS.get(kind, {"num_drafts": 3}), options["late"]
     if kind == "ngram":
         mine, late = {"speculative": "ngram", "adaptive_drafts": "off"}, None
@@ -105,7 +105,7 @@ def test_any_schedule_gives_each_request_the_text_that_it_has_alone(kind: str, t
     @given(work=schedule())
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
         asked, options = work
-        engine = guessing(target, layer, kind, late_engine, options)
+        engine = drafting(target, layer, kind, late_engine, options)
         served = serve_at_times(engine, asked)
         for number, (members, a) in enumerate(zip(served, asked, strict=True)):
             expected = serve_at_times(Engine(target, EngineConfig(block_size=64, num_blocks=4)), [alone(a)])[0]

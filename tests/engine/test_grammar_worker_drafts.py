@@ -1,5 +1,5 @@
-"""Guesses of the worker for requests under a grammar: the host sees them before it sends masks, they are cut where the
-grammar forbids one, and the text, or its distribution, is that without guesses."""
+"""Drafts of the worker for requests under a grammar: the host sees them before it sends masks, they are cut where the
+grammar forbids one, and the text, or its distribution, is that without drafts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
          ("lookahead", 26, None)],
     ),
 )  # fmt: skip
-def test_the_text_is_that_without_guesses(
+def test_the_text_is_that_without_drafts(
     target, plain, random_model, late_engine, kind: str, num_blocks: int, late: int | None
 ) -> None:
     texts = {name: request.tokens for name, request in plain.items()}
@@ -96,7 +96,7 @@ def test_the_text_is_that_without_guesses(
     assert any(step.preempted for step in steps) == (num_blocks < 64)
     assert engine.kv.num_available == engine.num_blocks
     bound = [pair for step in kept_of(engine) for name, pair in step.items() if name in ASKED]
-    assert len(bound) > 10, "requests under a grammar have guesses"
+    assert len(bound) > 10, "requests under a grammar have drafts"
     assert kind != "proposer" or sum(num for num, _ in bound) > 20
     assert kind not in ("tree", "grown") or sum(num for num, _ in bound) > 0
 
@@ -117,7 +117,7 @@ class Third(Some):
 
 
 @pytest.mark.parametrize("kind", some(["model", "grown"], ["model", "head", "heads", "early-exit", "tree", "grown"]))
-def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(target, random_model, kind: str) -> None:
+def test_a_model_makes_no_draft_that_the_grammar_forbids_and_more_are_kept(target, random_model, kind: str) -> None:
     """Where masks can be asked for: overlapped, they are not there yet."""
     shares, asked = {}, {name: ASKED[name] for name in ("greedy", "drawn", "penalised")}
     for overlap in ("off", "on"):
@@ -135,15 +135,15 @@ def test_a_model_makes_no_guess_that_the_grammar_forbids_and_more_are_kept(targe
 
 
 def watch(engine: Engine) -> list[int]:
-    """Gets each guess of a step that the grammar forbids."""
+    """Gets each draft token of a step that the grammar forbids."""
     inner, forbidden = engine.executor.show_drafts, []  # type: ignore[attr-defined]
 
     def show_drafts(ticket: Any, ask: Any) -> Any:
         found = inner(ticket, ask)
-        for row, guessed in zip(ticket.step.rows, found, strict=True):
+        for row, drafted in zip(ticket.step.rows, found, strict=True):
             output = engine.requests[engine.executor.slots.host[row.slot].request_id].output_tokens  # type: ignore[attr-defined]
             paths: list[list[int]] = [output]
-            for token, parent in zip(guessed.tokens, guessed.parents, strict=True):
+            for token, parent in zip(drafted.tokens, drafted.parents, strict=True):
                 forbidden.extend([token] if token not in Third().tokens(paths[1 + parent]) else [])
                 paths.append([*paths[1 + parent], token])
         return found
@@ -152,8 +152,8 @@ def watch(engine: Engine) -> list[int]:
     return forbidden
 
 
-def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
-    class Guesses:
+def test_right_drafts_are_kept_up_to_where_the_grammar_has_no_mask(target) -> None:
+    class Drafts:
         def opened(self, slot: Any) -> None: ...
         def closed(self, slot: int) -> None: ...
         def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_right_guesses_are_kept_up_to_where_the_grammar_has_no_mask(target) -> N
 
     config = EngineConfig(num_blocks=20, num_drafts=5)
     for seed in (3, None):
-        engine = Engine(target, config, Parts(proposer=Guesses()))
+        engine = Engine(target, config, Parts(proposer=Drafts()))
         sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(4,), ignore_eos=True)
         request = engine.add(PROMPT, sampling, grammar=Word())
         finish(engine)
@@ -187,17 +187,17 @@ CASES: dict[str, dict[str, Any]] = {
 def free_texts(
     random_model: Any, kind: str, case: dict[str, Any], noise: str = "one-number", overlap: str = "off"
 ) -> list[tuple[int, ...]]:
-    """Overlapped, guesses are made before their masks are known."""
+    """Overlapped, drafts are made before their masks are known."""
     target = random_model("float64", vocab_size=7)
     draft = random_model("float64", vocab_size=7, num_hidden_layers=1)
-    guesses = {"model": draft, "heads": random_heads(vocab_size=7)} | dict.fromkeys(
+    drafts = {"model": draft, "heads": random_heads(vocab_size=7)} | dict.fromkeys(
         ("head", "tree", "grown"), random_head(draft)
     )
     trees: dict[str, dict[str, Any]] = {"tree": {"draft_tree": (3, 2)}, "grown": {"draft_tree": "dynamic,2,3"}}
     tree = {"num_drafts": 0, "speculative": "eagle"} | trees[kind] if kind in trees else {}
     tree |= {"num_drafts": 0, "speculative": "lookahead"} if kind == "lookahead" else {}
     config = EngineConfig(**options_of(**tree), sampling_noise=noise, overlap=overlap)  # type: ignore[arg-type]
-    engine = Engine(target, config, Parts(draft_model=guesses.get(kind)))
+    engine = Engine(target, config, Parts(draft_model=drafts.get(kind)))
     first = engine.add(PROMPT, SamplingParams(n=900, max_tokens=3, **case), grammar=Four())
     members = [first, *first.children]
     finish(engine)
@@ -241,13 +241,13 @@ def test_texts_without_a_seed_are_distributed_as_the_targets(
     assert p_value(free_texts(random_model, kind, CASES[name], noise, overlap), expected(name)) > ALPHA
 
 
-def test_to_draw_anew_where_a_guess_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
-    """And nearly right it is: the token is one of p, as if there had been no guess."""
+def test_to_draw_anew_where_a_draft_is_forbidden_would_be_seen(random_model, expected, monkeypatch) -> None:
+    """And nearly right it is: the token is one of p, as if there had been no draft."""
     inner = chain.verified
 
-    def anew(p: torch.Tensor, q: torch.Tensor, guesses: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        forbidden = p.gather(1, guesses[:, None])[:, 0] == 0
-        return torch.where(forbidden, draw(p, u[1]), inner(p, q, guesses, u))
+    def anew(p: torch.Tensor, q: torch.Tensor, drafts: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        forbidden = p.gather(1, drafts[:, None])[:, 0] == 0
+        return torch.where(forbidden, draw(p, u[1]), inner(p, q, drafts, u))
 
     monkeypatch.setattr(chain, "verified", anew)
     assert p_value(free_texts(random_model, "head", CASES["penalties"], overlap="on"), expected("penalties")) < ALPHA
@@ -259,10 +259,10 @@ def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, 
     config = EngineConfig(num_blocks=64, speculative="eagle", draft_tree=(2, 2, 2))
     engine = Engine(target, config, Parts(draft_model=head))
 
-    def guesses(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
+    def drafts(*_: Any) -> tuple[torch.Tensor, None]:  # the root's token is 1, by its mask
         return torch.tensor([[level, level + 2][i % 2] for level in range(3) for i in range(2 << level)]), None
 
-    monkeypatch.setattr(head_source, "propose_tree", guesses)
+    monkeypatch.setattr(head_source, "propose_tree", drafts)
     asked = []
 
     class Asked(Word):
@@ -280,7 +280,7 @@ def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target, random_model, 
     endless = engine.add(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True), grammar=Word())
     with pytest.raises(ValueError, match="allows no token"):
         finish(engine)
-    assert endless.output_tokens == [1, 2, 3, 4], "a right guess with no mask behind it is the row's last token"
+    assert endless.output_tokens == [1, 2, 3, 4], "a right draft token with no mask behind it is the row's last token"
 
 
 def test_in_another_process_too() -> None:
@@ -304,7 +304,7 @@ def test_in_another_process_too() -> None:
         assert {row.request_id for row in rows if row.num_drafts} >= {request.id for request in requests}
 
         class Interrupted(Pair):
-            """While the worker waits for masks of guesses."""
+            """While the worker waits for masks of drafts."""
 
             def allowed(self, output: Sequence[int]) -> bytes:
                 if len(output) == 4:

@@ -1,5 +1,5 @@
-"""EngineConfig(sampling_noise="gumbel"): a seeded text depends on its request alone, whoever guesses; texts without a
-seed keep their distribution; of seeded requests more guesses are kept. Any schedule: test_schedule_invariance.py."""
+"""EngineConfig(sampling_noise="gumbel"): a seeded text depends on its request alone, whoever drafts; texts without a
+seed keep their distribution; of seeded requests more drafts are kept. Any schedule: test_schedule_invariance.py."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ KINDS: dict[str, dict[str, Any]] = {
         [*((kind, None) for kind in KINDS), ("model", 2), ("heads", 1), ("worker", 3), ("grown", 2)],
     ),
 )
-def test_the_text_is_that_of_plain_decoding_whoever_guesses(
+def test_the_text_is_that_of_plain_decoding_whoever_drafts(
     large, half, plain, random_model, oracle, late_engine, kind: str, late: int | None
 ) -> None:
     """Also in so few blocks that requests are preempted, and on a device that is late."""
@@ -130,7 +130,7 @@ def test_texts_without_a_seed_are_distributed_as_the_targets(target, drafting, e
     assert 0 < use.num_accepted_tokens < use.num_draft_tokens
 
 
-def test_of_seeded_requests_more_guesses_of_a_model_are_kept_than_with_one_number(large, half) -> None:
+def test_of_seeded_requests_more_drafts_of_a_model_are_kept_than_with_one_number(large, half) -> None:
     kept = {}
     for noise in ("one-number", "gumbel"):
         config = EngineConfig(num_blocks=200, num_drafts=3, sampling_noise=noise)

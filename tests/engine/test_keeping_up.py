@@ -1,5 +1,5 @@
-"""A model that guesses is switched off and on again while requests run: no text changes, and what it has not kept up
-with gets no guesses. The target as its own draft is always right about what it has kept up with."""
+"""A draft model is switched off and on again while requests run: no text changes, and what it has not kept up
+with gets no drafts. The target as its own draft is always right about what it has kept up with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reference_impl.interfaces import Request, SamplingParams, StepPlan, StepRow
 from tests.engine.conftest import some
 from tests.engine.test_draft_model import PURE, check_texts, is_right_always
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
-from tests.engine.test_feature_head import guesses_of, random_head, watch_guesses
+from tests.engine.test_feature_head import drafts_of, random_head, watch_drafts
 from tests.engine.test_medusa import random_heads
 
 NUM_DRAFTS = 3
@@ -57,7 +57,7 @@ class Flips(Payoff):
 
 
 def flipping(engine: Engine, seed: int) -> Engine:
-    """With NUM_DRAFTS guesses for each request that may have any."""
+    """With NUM_DRAFTS drafts for each request that may have any."""
     scheduler: Any = engine.scheduler
     assert isinstance(scheduler, Adapting)
     scheduler.payoff = Flips(seed)
@@ -98,7 +98,7 @@ def test_the_target_as_its_own_draft_is_right_about_all_that_it_has_kept_up_with
 
 
 @pytest.mark.parametrize("seed", some([0, 1], range(4)))
-def test_guesses_of_a_head_are_those_of_the_definition_where_it_has_kept_up(
+def test_drafts_of_a_head_are_those_of_the_definition_where_it_has_kept_up(
     target,
     head,
     plain,
@@ -110,11 +110,11 @@ def test_guesses_of_a_head_are_those_of_the_definition_where_it_has_kept_up(
         target, parts=Parts(draft_model=head), num_drafts=NUM_DRAFTS, adaptive_drafts="on", num_blocks=60,
         block_size=4, max_num_seqs=3, max_num_batched_tokens=17, prefix_cache="off",
     )  # fmt: skip
-    made = watch_guesses(monkeypatch)
+    made = watch_drafts(monkeypatch)
     check_texts(serve_one_after_another(flipping(engine, seed), PURE, seed), plain)
     assert made
-    for name, known, guesses in made:
-        assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
+    for name, known, drafts in made:
+        assert drafts == drafts_of(head, target, known, len(drafts), PURE[name]), (name, len(known))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_no_text_changes_with_blocks_that_are_few_and_prefixes_that_are_found(
     seed: int,
     kind: str,
 ) -> None:
-    """What is found in the prefix cache may have holes in the draft's: then guesses are wrong, and no text is."""
+    """What is found in the prefix cache may have holes in the draft's: then drafts are wrong, and no text is."""
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=target if kind == "draft" else head), num_drafts=NUM_DRAFTS,
         adaptive_drafts="on", num_blocks=24, block_size=4, max_num_seqs=4, max_num_batched_tokens=17,
@@ -149,7 +149,7 @@ def test_no_text_changes_with_blocks_that_are_few_and_prefixes_that_are_found(
         list(itertools.product(range(3), ("medusa", "early-exit"))),
     ),
 )
-def test_what_need_not_keep_up_guesses_for_all_requests_a_step_after_it_is_on_again(
+def test_what_need_not_keep_up_drafts_for_all_requests_a_step_after_it_is_on_again(
     target, plain, seed: int, method: str
 ) -> None:
     """Also for those that were computed while it was off."""
@@ -180,7 +180,7 @@ def test_what_need_not_keep_up_guesses_for_all_requests_a_step_after_it_is_on_ag
 
 
 @pytest.mark.parametrize("draft", ["draft", "eagle"])
-def test_a_worker_says_how_long_what_guesses_took_and_nothing_where_it_did_not_run(draft: str) -> None:
+def test_a_worker_says_how_long_what_drafts_took_and_nothing_where_it_did_not_run(draft: str) -> None:
     llm = LLM(course_model("target"), draft_model=course_model(draft), num_drafts=2, kv_cache_bytes=32 << 20)
     scheduler: Any = llm.engine.scheduler
     update, seen = scheduler.update, list[tuple[bool, bool, float]]()
@@ -198,7 +198,7 @@ def test_a_worker_says_how_long_what_guesses_took_and_nothing_where_it_did_not_r
         assert within if kept_up else drafting == 0
 
 
-def test_a_row_whose_request_was_aborted_and_its_name_used_again_does_not_count_as_without_guesses(target: Any) -> None:
+def test_a_row_whose_request_was_aborted_and_its_name_used_again_does_not_count_as_without_drafts(target: Any) -> None:
     """The step was in flight: its event has the other row alone."""
     config = EngineConfig(num_blocks=20, num_drafts=2, adaptive_drafts="on", overlap="on")
     engine = Engine(target, config, Parts(draft_model=target))
@@ -217,7 +217,7 @@ def test_a_row_whose_request_was_aborted_and_its_name_used_again_does_not_count_
     assert all(step.num_undrafted <= len(step.rows) for step in steps)
 
 
-def test_a_step_with_guesses_of_a_model_that_does_not_keep_up_is_refused(target: Any) -> None:
+def test_a_step_with_drafts_of_a_model_that_does_not_keep_up_is_refused(target: Any) -> None:
     engine = Engine(target, EngineConfig(num_blocks=20, num_drafts=2), Parts(draft_model=target))
     engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0))
     engine.step()

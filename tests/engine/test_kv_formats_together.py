@@ -2,7 +2,7 @@
 request alone, step by step.
 
 What a token reads depends on its text alone, so texts and log-probabilities are the same, to float64's last digits:
-with Medusa heads or a feature head that guesses, pages on a disk, samples, prefixes found again, chunks and too few
+with Medusa heads or a feature head that drafts, pages on a disk, samples, prefixes found again, chunks and too few
 blocks; and where another process computes.
 """
 
@@ -85,22 +85,22 @@ CROWDED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 14), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("guesses", ["medusa", "eagle", "eagle, tree", "lookahead", "ngram"])
+@pytest.mark.parametrize("drafts", ["medusa", "eagle", "eagle, tree", "lookahead", "ngram"])
 def test_texts_and_scores_are_those_of_a_request_alone(
-    guesses: str, seeds: range, random_model: Callable[..., Any], wanted: Callable[[int], list[Request]], tmp_path: Path
+    drafts: str, seeds: range, random_model: Callable[..., Any], wanted: Callable[[int], list[Request]], tmp_path: Path
 ) -> None:
     """A second engine finds the first one's pages on the disk; with a feature head there is no store."""
     model, parts, steps = random_model("float64", max_position_embeddings=128), dict[str, Any](), list[Any]()
     how: dict[str, Any] = {"num_drafts": 3, "adaptive_drafts": "off"}
-    how |= {"speculative": "ngram"} if guesses == "ngram" else {}
-    if guesses == "lookahead":
+    how |= {"speculative": "ngram"} if drafts == "ngram" else {}
+    if drafts == "lookahead":
         how = {"speculative": "lookahead", "lookahead": (2, 3, 2)}
-    if guesses == "eagle, tree":
+    if drafts == "eagle, tree":
         how = {"speculative": "eagle", "draft_tree": (3, 1, 1)}
     config = EngineConfig(kv_dtype="int4", **how, **CROWDED)
-    if guesses == "medusa":
+    if drafts == "medusa":
         parts["draft_model"] = random_heads(3)
-    if head := guesses.startswith("eagle"):
+    if head := drafts.startswith("eagle"):
         one_layer = random_model("float64", max_position_embeddings=128, num_hidden_layers=1)
         parts["draft_model"] = random_head(one_layer)
     for seed in seeds:
@@ -121,7 +121,7 @@ def test_texts_and_scores_are_those_of_a_request_alone(
 
 
 def test_another_process_computes_the_same(tmp_path: Path) -> None:
-    """With samples, swapping, prefixes and guesses of the host."""
+    """With samples, swapping, prefixes and drafts of the host."""
     folder = course_model("draft")
     model, asked = load_model(folder, dtype=torch.float64), drawn(3, 900)
     config = EngineConfig(kv_dtype="int4", speculative="ngram", num_drafts=3, **CROWDED)

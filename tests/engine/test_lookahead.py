@@ -63,7 +63,7 @@ def test_the_window_is_a_tree_with_the_mask_of_the_paper(spec: tuple[int, int, i
     assert len(names) == (spec[1] - 1) * (spec[0] + spec[2]) == len(set(names))
 
 
-# --- guesses by their definition -------------------------------------------------------------------------------------
+# --- drafts by their definition -------------------------------------------------------------------------------------
 
 
 class ByDefinition:
@@ -76,7 +76,7 @@ class ByDefinition:
         self.window = [last[at : at + self.columns] for at in range(0, size, self.columns)]
         self.pool: list[tuple[int, ...]] = []  # the newest last
 
-    def guesses(self, known: list[int]) -> dict[tuple[bool, int, int], int]:
+    def drafts(self, known: list[int]) -> dict[tuple[bool, int, int], int]:
         found = {(True, i, j): token for i, level in enumerate(self.window) for j, token in enumerate(level)}
         fitting = [gram[1:] for gram in reversed(self.pool) if gram[0] == known[-1]]
         for g in range(self.candidates):
@@ -117,9 +117,9 @@ def test_windows_pools_and_candidates_are_those_of_the_definition(
         assert text == plain[name]
         by_hand, shape = ByDefinition(spec, prompt(name)), Shape.of(spec)
         rows = [row.num_drafts for step in engine.trace.steps() for row in step.rows if row.num_drafts][-len(made) :]
-        for (_, length, guesses), (_, after, _), num in zip(made, made[1:], rows, strict=False):
-            known, expected = text[:length], by_hand.guesses(text[:length])
-            assert guesses == [expected[node[1:]] for node in shape.nodes], length
+        for (_, length, drafts), (_, after, _), num in zip(made, made[1:], rows, strict=False):
+            known, expected = text[:length], by_hand.drafts(text[:length])
+            assert drafts == [expected[node[1:]] for node in shape.nodes], length
             if num == len(shape.nodes):
                 by_hand.iterate(known, after - length - 1, lambda tokens: int(one_shot(target, tokens)[-1].argmax()))
         assert len(made) > 5
@@ -183,7 +183,7 @@ def test_with_a_cache_of_eight_bits_the_text_is_that_of_plain_decoding_with_it(t
 
 @pytest.mark.parametrize("spec", [(2, 2, 2), pytest.param((3, 3, 2), marks=pytest.mark.slow)])
 def test_texts_without_a_seed_are_distributed_as_the_targets(random_model, one_shot, spec: tuple[int, ...]) -> None:
-    """Of three tokens: the last two may be guessed."""
+    """Of three tokens: the last two may be drafted."""
     small, asked = random_model("float64", vocab_size=VOCAB), {"temperature": 0.6}
     expected = {(): 1.0}
     for _ in range(LENGTH):

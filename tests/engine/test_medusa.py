@@ -1,4 +1,4 @@
-"""Speculative decoding with Medusa heads: the text is that of plain decoding, and the guesses are those that the
+"""Speculative decoding with Medusa heads: the text is that of plain decoding, and the drafts are those that the
 definition gives, computed here without blocks, batches and steps."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def texts_of(model: Any) -> dict[str, list[int]]:
     }
 
 
-# --- guesses by their definition -------------------------------------------------------------------------------------
+# --- drafts by their definition -------------------------------------------------------------------------------------
 
 
 def hidden_of(model: Any, tokens: list[int], num_layers: int) -> torch.Tensor:
@@ -85,8 +85,8 @@ def drawn(model: Any, hidden: torch.Tensor, length: int, sampling: SamplingParam
     return int(TorchSampler().choose(model.logits(hidden[None]), t))
 
 
-def guesses_of(heads: MedusaHeads, target: Any, tokens: list[int], k: int, sampling: SamplingParams) -> list[int]:
-    """The k guesses behind these tokens, of which the last is not computed yet."""
+def drafts_of(heads: MedusaHeads, target: Any, tokens: list[int], k: int, sampling: SamplingParams) -> list[int]:
+    """The k drafts behind these tokens, of which the last is not computed yet."""
     h = hidden_of(target, tokens[:-1], len(target.layers))
     found = []
     for j in range(k):
@@ -96,7 +96,7 @@ def guesses_of(heads: MedusaHeads, target: Any, tokens: list[int], k: int, sampl
     return found
 
 
-Made = list[tuple[str, list[int], list[int]]]  # (request, its known tokens, the guesses behind them)
+Made = list[tuple[str, list[int], list[int]]]  # (request, its known tokens, the drafts behind them)
 
 
 @pytest.fixture
@@ -118,15 +118,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     return found
 
 
-def check_guesses(made: Made, heads: MedusaHeads, target: Any, asked: dict[str, SamplingParams]) -> None:
-    for name, known, guesses in made:
-        assert guesses == guesses_of(heads, target, known, len(guesses), asked[name]), (name, len(known))
+def check_drafts(made: Made, heads: MedusaHeads, target: Any, asked: dict[str, SamplingParams]) -> None:
+    for name, known, drafts in made:
+        assert drafts == drafts_of(heads, target, known, len(drafts), asked[name]), (name, len(known))
 
 
 @pytest.mark.parametrize(
     ("budget", "k", "prefix_cache", "late"), spread([(5, 2), (100, 4), (17, 5)], ["off", "hash"], [None, 1])
 )
-def test_guesses_are_those_of_the_definition(
+def test_drafts_are_those_of_the_definition(
     target, heads, plain, made, tapped_engine, budget: int, k: int, prefix_cache: str, late: int | None
 ) -> None:
     """Also of requests that begin behind a cached prefix: its hidden states are not there, and are not needed."""
@@ -139,34 +139,34 @@ def test_guesses_are_those_of_the_definition(
     hits = [cached for step in engine.trace.steps() for _, cached in step.admitted]
     assert (max(hits) > 0) == (prefix_cache != "off")
     assert len(made) > 30
-    assert max(len(guesses) for _, _, guesses in made) == min(k, budget - 1)
-    check_guesses(made, heads, target, PURE)
+    assert max(len(drafts) for _, _, drafts in made) == min(k, budget - 1)
+    check_drafts(made, heads, target, PURE)
     kept = [num for step in kept_of(engine) for num, _ in step.values()]
-    assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept
+    assert 0 < sum(kept) < sum(len(drafts) for _, _, drafts in made)  # some rejected, some kept
 
 
-def test_rows_of_one_step_have_guesses_of_different_numbers(target, heads, made) -> None:
+def test_rows_of_one_step_have_drafts_of_different_numbers(target, heads, made) -> None:
     config = EngineConfig(num_blocks=60, num_drafts=5, prefix_cache="off")
     asked = {f"r{i}": SamplingParams(max_tokens=2 + i, temperature=0.9, seed=i) for i in range(6)}
     engine = Engine(target, config, Parts(draft_model=heads))
     serve(engine, asked)
-    check_guesses(made, heads, target, asked)
+    check_drafts(made, heads, target, asked)
     assert any(len({row.num_drafts for row in step.rows}) > 3 for step in engine.trace.steps())
 
 
-def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_guesses(
+def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_drafts(
     target, heads, plain, made, tapped_engine
 ) -> None:
     """As on a GPU: what is drawn at a position depends on that position's own random number."""
     parts = Parts(draft_model=heads, sampler=TwinSampler())
     engine, _ = tapped_engine(target, parts=parts, num_drafts=3, num_blocks=60, prefix_cache="off")
     check_texts(serve(engine, PURE), plain)
-    assert {len(guesses) for _, _, guesses in made} >= {1, 3}
-    check_guesses(made, heads, target, PURE)
+    assert {len(drafts) for _, _, drafts in made} >= {1, 3}
+    check_drafts(made, heads, target, PURE)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_guesses_are_the_same_after_a_preemption(target, heads, plain, made, tapped_engine, preemption: str) -> None:
+def test_drafts_are_the_same_after_a_preemption(target, heads, plain, made, tapped_engine, preemption: str) -> None:
     """But for the first ones of a request that was swapped, which come of nothing."""
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=heads), num_drafts=4, block_size=4, num_blocks=16, max_num_batched_tokens=24,
@@ -176,18 +176,18 @@ def test_guesses_are_the_same_after_a_preemption(target, heads, plain, made, tap
     preempted = [name for step in engine.trace.steps() for name in step.preempted]
     assert preempted
     others = [
-        name for name, known, guesses in made
-        if guesses != guesses_of(heads, target, known, len(guesses), PURE[name])
+        name for name, known, drafts in made
+        if drafts != drafts_of(heads, target, known, len(drafts), PURE[name])
     ]  # fmt: skip
     assert Counter(others) <= (Counter(preempted) if preemption == "swap" else Counter())
 
 
-def test_samples_of_a_prompt_each_have_guesses_of_their_own(target, heads, made, tapped_engine) -> None:
+def test_samples_of_a_prompt_each_have_drafts_of_their_own(target, heads, made, tapped_engine) -> None:
     sampling = SamplingParams(max_tokens=20, seed=5, n=3)
     texts = []
-    for drafts in (0, 3):
+    for num in (0, 3):
         engine, _ = tapped_engine(
-            target, parts=Parts(draft_model=heads if drafts else None), num_drafts=drafts, num_blocks=64, block_size=4
+            target, parts=Parts(draft_model=heads if num else None), num_drafts=num, num_blocks=64, block_size=4
         )
         first = engine.add(prompt("shared"), sampling, "a")
         members = [first, *first.children]
@@ -197,7 +197,7 @@ def test_samples_of_a_prompt_each_have_guesses_of_their_own(target, heads, made,
     assert texts[0] == texts[1]
     assert Counter(name for name, _, _ in made).keys() == {"a", "a/1", "a/2"}
     num_prompt = len(prompt("shared"))
-    for name, known, guesses in made:  # each draws with numbers of its own
+    for name, known, drafts in made:  # each draws with numbers of its own
         if len(known) == num_prompt:
             continue  # forked just now: the first ones come of nothing
         h = hidden_of(target, known[:-1], len(target.layers))
@@ -205,17 +205,17 @@ def test_samples_of_a_prompt_each_have_guesses_of_their_own(target, heads, made,
         settings = np.array([settings_of(sampling, 5, int(name.partition("/")[2] or 0))], SETTINGS)
         t = TorchSampler().columns(settings, np.array([len(known)]))
         logits = target.logits((h + F.silu(x))[None])
-        assert guesses[0] == int(TorchSampler().choose(logits, {n: torch.from_numpy(a) for n, a in t.items()}))
+        assert drafts[0] == int(TorchSampler().choose(logits, {n: torch.from_numpy(a) for n, a in t.items()}))
 
 
-def test_a_model_with_windows_is_guessed_for_too(windowed, heads, made, tapped_engine) -> None:
+def test_a_model_with_windows_is_drafted_for_too(windowed, heads, made, tapped_engine) -> None:
     plain = texts_of(windowed)
     engine, _ = tapped_engine(
         windowed, parts=Parts(draft_model=heads), num_drafts=4, num_blocks=90, block_size=4, max_num_batched_tokens=11
     )
     assert len(engine.kv_specs) == 2
     check_texts(serve(engine, PURE), plain)
-    check_guesses(made, heads, windowed, PURE)
+    check_drafts(made, heads, windowed, PURE)
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, heads,
 
 
 @pytest.mark.parametrize("dtype", some([torch.bfloat16], [torch.float32, torch.bfloat16]))
-def test_heads_of_another_dtype_than_the_targets_guess_too(target, plain, dtype: torch.dtype) -> None:
+def test_heads_of_another_dtype_than_the_targets_draft_too(target, plain, dtype: torch.dtype) -> None:
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=random_heads(dtype=dtype)))
     check_texts(serve(engine, PURE), plain)
     assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
@@ -269,11 +269,11 @@ def test_after_a_request_that_failed_its_slot_is_as_good_as_before(target, heads
     draft = draft_of(engine)
     draft.ahead.fill_(torch.nan)
     check_texts(serve(engine, PURE), plain)
-    check_guesses(made, heads, target, PURE)
+    check_drafts(made, heads, target, PURE)
 
 
 @pytest.mark.parametrize("max_model_len", [17, 20, 22])
-def test_no_guess_lies_behind_the_last_position(target, heads, tapped_engine, max_model_len: int) -> None:
+def test_no_draft_lies_behind_the_last_position(target, heads, tapped_engine, max_model_len: int) -> None:
     texts = []
     for drafts in (0, 5):
         engine, _ = tapped_engine(
@@ -322,10 +322,10 @@ def test_pages_of_a_store_are_all_that_a_prefix_needs(target, heads, plain, made
         check_texts(serve(engine, PURE), plain)
         engine.save_pages()
     assert store.begun, "the second engine loaded nothing"
-    check_guesses(made, heads, target, PURE)
+    check_drafts(made, heads, target, PURE)
 
 
-def test_heads_guess_for_one_model(target, heads, random_model) -> None:
+def test_heads_draft_for_one_model(target, heads, random_model) -> None:
     Engine(target, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=heads))
     other = random_model("float64", max_position_embeddings=64)
     with pytest.raises(ValueError, match="draft for another model already"):

@@ -1,5 +1,5 @@
-"""A module of multi-token prediction (DeepSeek-V3, 2024) guesses: the text is that of plain decoding, in chains and in
-trees, also where the module gives no numbers; what does not fit is refused by name. That its guesses are those of the
+"""A module of multi-token prediction (DeepSeek-V3, 2024) drafts: the text is that of plain decoding, in chains and in
+trees, also where the module gives no numbers; what does not fit is refused by name. That its drafts are those of the
 definition: test_feature_head.py."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def plain(target: Any) -> dict[str, list[int]]:
 
 
 def kept(engine: Engine) -> tuple[int, int]:
-    """Guesses that were kept; all that were made."""
+    """Drafts that were kept; all that were made."""
     use = DraftUse.of(engine.trace.steps())
     return use.num_accepted_tokens, use.num_draft_tokens
 
@@ -84,7 +84,7 @@ def test_a_module_that_gives_no_numbers_changes_no_text(target, module, plain, s
 
 
 def test_a_request_without_a_seed_gets_only_tokens_of_its_distribution(target, module, one_shot) -> None:
-    """With top_k = 2 each token is one of the two likeliest there, though the module's guesses are none at all."""
+    """With top_k = 2 each token is one of the two likeliest there, though the module's drafts are none at all."""
     module.hidden_norm.fill_(torch.nan)
     engine = Engine(target, EngineConfig(num_blocks=64, speculative="mtp", num_drafts=3), Parts(draft_model=module))
     tokens = serve(engine, {"free": SamplingParams(max_tokens=30, top_k=2)})["free"].tokens

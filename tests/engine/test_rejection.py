@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Follows:
-    """Guesses on the host: what follows from the text, and sometimes fewer than asked for."""
+    """Drafts on the host: what follows from the text, and sometimes fewer than asked for."""
 
     def propose(self, request: Request, k: int) -> list[int]:
         start = sum(request.tokens) * 3 + len(request.tokens)
@@ -56,7 +56,7 @@ class Follows:
 
 
 class Always:
-    """Guesses in the worker: one token."""
+    """Drafts in the worker: one token."""
 
     def __init__(self, token: int):
         self.token = token
@@ -177,7 +177,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# The rule is tried with each filter in tests/features/speculative. Here all that changes p and q is tried with guesses
+# The rule is tried with each filter in tests/features/speculative. Here all that changes p and q is tried with drafts
 # that are drawn, or with some that are not.
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -194,7 +194,7 @@ def test_texts_are_distributed_as_the_targets(target, drafting, expected, name: 
     for member in members:
         assert [r.token for r in member.logprobs] == member.output_tokens
     use = DraftUse.of(engine.trace.steps())
-    if (name, kind) == ("biases", "worker"):  # it guesses what they rule out
+    if (name, kind) == ("biases", "worker"):  # it drafts what they rule out
         assert use.num_accepted_tokens == 0 < use.num_draft_tokens
     else:
         assert 0 < use.num_accepted_tokens < use.num_draft_tokens
@@ -253,13 +253,13 @@ def test_where_tokens_are_drawn_on_the_device_they_still_are(target, drafting, e
     "kind", some(["model", "heads", "worker"], ["model", "head", "heads", "early exit", "host", "worker"])
 )
 def test_a_rule_that_is_nearly_right_is_seen_here_too(target, drafting, expected, kind: str, monkeypatch) -> None:
-    def match_or_resample(p: Any, q: Any, guesses: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        at_q = 1.0 if q is None else q.gather(1, guesses[:, None])[:, 0]
-        return torch.where(u[0] * at_q < p.gather(1, guesses[:, None])[:, 0], guesses, draw(p, u[1]))
+    def match_or_resample(p: Any, q: Any, drafts: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        at_q = 1.0 if q is None else q.gather(1, drafts[:, None])[:, 0]
+        return torch.where(u[0] * at_q < p.gather(1, drafts[:, None])[:, 0], drafts, draw(p, u[1]))
 
     monkeypatch.setattr(chain, "verified", match_or_resample)
     engine = Engine(target, EngineConfig(**options_of(**OPTIONS.get(kind, {}))), drafting[kind]())
-    n = 3 * TEXTS if kind == "host" else TEXTS  # whose guesses are rarely right: less of the text is drawn by the rule
+    n = 3 * TEXTS if kind == "host" else TEXTS  # whose drafts are rarely right: less of the text is drawn by the rule
     members = texts_of(engine, SamplingParams(n=n, max_tokens=LENGTH, temperature=0.6))
     assert p_value([tuple(member.output_tokens) for member in members], expected("temperature")) < ALPHA
 
@@ -309,7 +309,7 @@ def test_beside_them_greedy_and_seeded_requests_write_what_they_write_alone(
 
 
 @pytest.mark.parametrize("kind", ["model", "worker", "host"])
-def test_under_a_sampler_that_is_asked_a_guess_is_kept_where_it_is_what_comes_without(
+def test_under_a_sampler_that_is_asked_a_draft_is_kept_where_it_is_what_comes_without(
     target, drafting, kind: str
 ) -> None:
     def mine(logits: torch.Tensor, requests: Any) -> Any:
@@ -326,8 +326,8 @@ def test_under_a_sampler_that_is_asked_a_guess_is_kept_where_it_is_what_comes_wi
     assert [r.tokens for r in launched] != texts[0], "ours verifies them by rejection"
 
 
-def test_a_draft_model_guesses_with_numbers_of_its_own(target, drafting) -> None:
-    """With those of the target's tokens, guesses that are all right would be what plain decoding draws."""
+def test_a_draft_model_drafts_with_numbers_of_its_own(target, drafting) -> None:
+    """With those of the target's tokens, drafts that are all right would be what plain decoding draws."""
     asked, drafted = (
         SamplingParams(n=20, max_tokens=12),
         Engine(target, EngineConfig(**options_of()), drafting["itself"]()),
@@ -338,7 +338,7 @@ def test_a_draft_model_guesses_with_numbers_of_its_own(target, drafting) -> None
     assert texts != [member.tokens for member in plain]
 
 
-def test_more_guesses_are_kept_than_of_requests_with_a_seed(target, drafting) -> None:
+def test_more_drafts_are_kept_than_of_requests_with_a_seed(target, drafting) -> None:
     kept = {}
     for seed in (None, 1):
         engine = Engine(target, EngineConfig(**options_of()), drafting["model"]())

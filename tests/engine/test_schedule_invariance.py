@@ -111,7 +111,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "num_drafts": draw(st.sampled_from([0, 0, 1, 2, 5])),
         "drafts": draw(st.sampled_from(["host", "model", "worker"])),  # where they are made, if that can be
         "store": draw(st.sampled_from([None, None, None, *STORES])),
-        "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each guess, with this probability
+        "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each draft token, with this probability
         "sampling_noise": draw(st.sampled_from(["one-number", "one-number", "gumbel"])),
     }
 
@@ -191,7 +191,7 @@ def check_logits(
     if request.finish_reason != "abort" and request.pooling is None:
         sampled_from = set(range(request.num_prompt_tokens - 1, request.num_tokens - 1))
         assert sampled_from <= set(seen)
-        # Where a text was stopped, its last token may have been a guess, which was computed before it was kept.
+        # Where a text was stopped, its last token may have been a draft token, which was computed before it was kept.
         last = {request.num_tokens - 1} if request.finish_reason == "stop" else set()
         assert not all_of_them or set(seen) - last == set(range(request.num_tokens - 1))
 
@@ -329,10 +329,10 @@ def check_workload(
 
 
 @pytest.mark.parametrize("right", [0.5, 1.0])
-def test_guesses_of_and_behind_a_text_that_is_stopped_are_no_surprise(
+def test_drafts_of_and_behind_a_text_that_is_stopped_are_no_surprise(
     right: float, random_model, tapped_engine, one_shot, oracle
 ) -> None:
-    """The last token was a right guess, and others came behind it."""
+    """The last token was a right draft token, and others came behind it."""
     sampling = SamplingParams(max_tokens=8, seed=1102951, stop_token_ids=(1, 2, 3, 4), min_tokens=1)
     options = {
         "block_size": 1, "num_blocks": 12, "max_num_seqs": 5, "max_num_batched_tokens": 100, "prefix_cache": "off",

@@ -130,7 +130,7 @@ def test_text_that_repeats_takes_fewer_steps_and_the_timeline_says_what_was_kept
 @pytest.mark.parametrize("options", [
     {"adaptive_drafts": "off"}, {"speculative": "draft", "num_drafts": 2}, {"worker": "process"},
 ], ids=str)  # fmt: skip
-def test_a_draft_model_named_by_its_folder_guesses(options: dict[str, Any]) -> None:
+def test_a_draft_model_named_by_its_folder_drafts(options: dict[str, Any]) -> None:
     asked = [SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24, temperature=0.7, seed=4)]
     prompts = ["def open_file(file):\n", "class Stack:\n"]
     target, common = course_model("target"), {"dtype": "float64", "num_blocks": 60}

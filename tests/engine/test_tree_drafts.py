@@ -1,4 +1,4 @@
-"""Trees of guesses in an engine: the text is that of plain decoding, guesses are those of the definition, texts without
+"""Draft trees in an engine: the text is that of plain decoding, drafts are those of the definition, texts without
 a seed are distributed as the target's, and the cache holds what plain decoding would have written."""
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def test_more_candidates_are_kept_more_often(target, head) -> None:
         list(itertools.product(("chain", "uneven", "grown"), ("greedy", "penalised"))),
     ),
 )
-def test_a_chain_keeps_what_a_chain_of_guesses_keeps(target, head, name: str, asked: str) -> None:
-    """Whose guesses count those before them as written. And a tree whose first path is that chain keeps no fewer."""
+def test_a_chain_keeps_what_a_chain_of_drafts_keeps(target, head, name: str, asked: str) -> None:
+    """Whose drafts count those before them as written. And a tree whose first path is that chain keeps no fewer."""
     found, trees = [], TREES | {"grown": "dynamic,1,3"}
     for options in ({"num_drafts": 3}, with_tree(trees[name])):
         engine = Engine(target, EngineConfig(num_blocks=64, prefix_cache="off", **options), Parts(draft_model=head))
@@ -163,7 +163,7 @@ def test_logprobs_are_those_of_plain_decoding(target, head) -> None:
     ("tree", "num_levels"),
     some([(UNEVEN, None), ("dynamic,2,3", 3)], [((8, 4), 2), (UNEVEN, None), ("dynamic,2,3", 3)]),
 )
-def test_the_trace_counts_kept_guesses_by_level(target, head, tree: Any, num_levels: int | None) -> None:
+def test_the_trace_counts_kept_drafts_by_level(target, head, tree: Any, num_levels: int | None) -> None:
     engine = Engine(target, EngineConfig(num_blocks=64, **with_tree(tree)), Parts(draft_model=head))
     serve(engine, PURE)
     use = DraftUse.of(engine.trace.steps())
@@ -175,7 +175,7 @@ def test_the_trace_counts_kept_guesses_by_level(target, head, tree: Any, num_lev
 
 @pytest.mark.parametrize("max_model_len", [30, 37])
 def test_a_text_may_end_at_the_last_position(random_model, target, head, max_model_len: int) -> None:
-    """Guesses lie behind it, as far as there is room."""
+    """Drafts lie behind it, as far as there is room."""
     texts = []
     for options in ({}, with_tree((4, 2, 2)), with_tree("dynamic")):
         config = EngineConfig(num_blocks=20, block_size=4, max_model_len=max_model_len, **options)
@@ -202,11 +202,11 @@ def test_our_kernel_computes_trees_too(random_model) -> None:
     assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
 
 
-# --- guesses by their definition -------------------------------------------------------------------------------------
+# --- drafts by their definition -------------------------------------------------------------------------------------
 
 
 def children_of(head: FeatureHead, target: Any, tokens: list[int], path: Sequence[int], num: int) -> list[int]:
-    """The likeliest tokens behind a path of guesses behind known tokens, of which the last is not computed yet."""
+    """The likeliest tokens behind a path of drafts behind known tokens, of which the last is not computed yet."""
     features = dense(target, target.embedding[tokens[:-1]])
     text = list(tokens)
     for token in [*path, None]:
@@ -221,7 +221,7 @@ def children_of(head: FeatureHead, target: Any, tokens: list[int], path: Sequenc
 @pytest.mark.parametrize(
     ("name", "budget"), some([("uneven", 9), ("even", 100)], list(itertools.product(("uneven", "even"), (9, 100))))
 )
-def test_guesses_are_the_likeliest_behind_each_path(
+def test_drafts_are_the_likeliest_behind_each_path(
     target, head, plain, tapped_engine, monkeypatch, name: str, budget: int
 ) -> None:
     made: list[tuple[list[int], Tree, list[int]]] = []
@@ -300,8 +300,8 @@ def test_a_tree_that_is_grown_is_the_one_of_the_definition(
         assert paths == grown_by_definition(head, target, known, Growth.of(spec, num), num_nodes), len(known)
 
 
-def test_the_first_guess_of_a_seeded_request_is_what_its_number_draws(target, head, plain) -> None:
-    """So the first path is the chain that a chain of guesses has; also by a sampler that looks positions up."""
+def test_the_first_draft_of_a_seeded_request_is_what_its_number_draws(target, head, plain) -> None:
+    """So the first path is the chain that a chain of drafts has; also by a sampler that looks positions up."""
     for parts in (Parts(draft_model=head), Parts(draft_model=head, sampler=TwinSampler())):
         found = []
         for options in ({"num_drafts": 2}, with_tree((1, 1)), with_tree((20, 2))):
@@ -385,7 +385,7 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any, **options: A
     ),
 )  # fmt: skip
 def test_texts_are_distributed_as_the_targets(small, heads, expected, name: str, kind: str, tree: Any) -> None:
-    """Of three likeliest tokens four are guessed, too: the last one then is any."""
+    """Of three likeliest tokens four are drafted, too: the last one then is any."""
     assert p_value(free_texts(small, heads[kind], name, tree), expected(name)) > ALPHA
 
 
@@ -397,7 +397,7 @@ def test_with_gumbel_noise_texts_are_distributed_as_the_targets(small, heads, ex
     assert p_value(texts, expected(name)) > ALPHA
 
 
-def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, expected, monkeypatch) -> None:
+def test_equal_drafts_at_one_place_leave_the_distribution_right(small, heads, expected, monkeypatch) -> None:
     """Of equal siblings one may be on a path: with both the longer of two paths of one text would be kept."""
     likely = max(expected("temperature"), key=expected("temperature").__getitem__)[1]
 

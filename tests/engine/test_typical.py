@@ -28,7 +28,7 @@ def other(target: Any) -> Any:
     return found
 
 
-def test_a_guess_is_kept_where_it_is_typical_or_is_what_was_sampled(target, other, one_shot) -> None:
+def test_a_draft_is_kept_where_it_is_typical_or_is_what_was_sampled(target, other, one_shot) -> None:
     """Checked over the text itself: what plain decoding would draw there, or typical by its definition."""
     sampling = SamplingParams(max_tokens=40, temperature=0.8, seed=3)
     config = EngineConfig(num_blocks=64, num_drafts=4, acceptance="typical")
@@ -49,7 +49,7 @@ def test_a_guess_is_kept_where_it_is_typical_or_is_what_was_sampled(target, othe
     assert use.num_lossy == use.num_drafts > 0
 
 
-def test_more_guesses_are_kept_and_greedy_texts_stay(target, other) -> None:
+def test_more_drafts_are_kept_and_greedy_texts_stay(target, other) -> None:
     found, texts = {}, {}
     for acceptance in ("exact", "typical"):
         config = EngineConfig(num_blocks=64, num_drafts=4, acceptance=acceptance)
@@ -123,7 +123,7 @@ def test_a_sampler_that_is_asked_is_refused(target) -> None:
             )
 
 
-def test_a_worker_refuses_a_sampler_that_is_asked_also_where_guesses_come_with_the_steps() -> None:
+def test_a_worker_refuses_a_sampler_that_is_asked_also_where_drafts_come_with_the_steps() -> None:
     config = EngineConfig(num_blocks=8, speculative="ngram", acceptance="typical")
     with pytest.raises(ValueError, match="acceptance='typical' needs a sampler .*Parts.sampler, function, is given"):
         load_worker(course_model("target"), "float32", "cpu", config, lambda: Parts(sampler=greedy))

@@ -31,7 +31,7 @@ FEW = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
 
 
 class Recalls:
-    """Guesses the recorded text, on the device alone; every third position, as the seed has it, is guessed wrong."""
+    """Drafts the recorded text, on the device alone; every third position, as the seed has it, is drafted wrong."""
 
     def __init__(self, texts: Mapping[str, list[int]], seed: int):
         self.texts, self.seed, self.num_asked = texts, seed, 0
@@ -197,7 +197,7 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
 
 @pytest.mark.usefixtures("no_reading", "short_buckets")
 @pytest.mark.parametrize(("drafted", "overlap"), [("model", "on"), ("worker", "off")])
-def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_nothing_waits(
+def test_drafts_of_requests_without_a_seed_are_verified_behind_a_graph_and_nothing_waits(
     overlap: str, drafted: str, random_model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same numbers make the same texts, replayed or not; plain decoding with these numbers writes others."""
@@ -240,7 +240,7 @@ def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_noth
 
 @pytest.mark.usefixtures("no_reading")
 def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
-    """Ours, in the interpreter or on a GPU: rows of two tokens and of one, guesses drawn by the sampling kernel."""
+    """Ours, in the interpreter or on a GPU: rows of two tokens and of one, drafts drawn by the sampling kernel."""
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
     work = [
         {"prompt": [1 + i] * (2 + i), "sampling": SamplingParams(max_tokens=4, seed=i, **params), "arrival": 0,
@@ -314,7 +314,7 @@ def test_a_replay_that_gives_logits_draws_by_the_positions_on_the_device(
         assert {key.samples for key in engine.executor.graphs._graphs if key.tokens_per_row > 1} == {False}
 
 
-def test_a_guess_outside_the_vocabulary_is_named(random_model) -> None:
+def test_a_draft_outside_the_vocabulary_is_named(random_model) -> None:
     model = dense_model(random_model("float64"))
 
     class Wild(Recalls):

@@ -1,5 +1,5 @@
-"""Models and heads that guess beside steps that are replayed: a replay hands the target's hidden states out, and passes
-that guess are replayed, too; guesses and texts are those behind eager steps."""
+"""Draft models and heads beside steps that are replayed: a replay hands the target's hidden states out, and drafting
+passes are replayed, too; drafts and texts are those behind eager steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def layer(random_model) -> Any:
     return dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
 
 
-def guessing(model: Any, layer: Any, kind: str, k: int, graphs: bool, overlap: str, **options: Any) -> Engine:
+def drafting(model: Any, layer: Any, kind: str, k: int, graphs: bool, overlap: str, **options: Any) -> Engine:
     drafts = {
         "head": lambda: {"draft_model": random_head(layer)},
         "medusa": lambda: {"draft_model": random_heads(device=DEVICE)},
@@ -93,8 +93,8 @@ def replayed_passes(engine: Engine) -> int:
     return 0 if passes is None else passes.replayed_passes
 
 
-def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
-    """(guesses, of them kept) of each row of each step."""
+def drafts_kept(engine: Engine) -> list[tuple[int, int]]:
+    """(drafts, of them kept) of each row of each step."""
     return [
         (row.num_drafts, new - 1)
         for step in engine.trace.steps()
@@ -105,8 +105,8 @@ def guesses_kept(engine: Engine) -> list[tuple[int, int]]:
 
 # What replays of heads and of a draft model wait for is seen below and in test_graphs_drafts.py.
 @pytest.mark.parametrize("kind", some(["head", "early exit"], ["head", "medusa", "early exit", "model"]))
-def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: str, model, layer) -> None:
-    """Requests are aborted, near their end with fewer guesses than others, or beside prompts with none."""
+def test_texts_and_drafts_are_those_of_eager_steps_whatever_the_schedule(kind: str, model, layer) -> None:
+    """Requests are aborted, near their end with fewer drafts than others, or beside prompts with none."""
     replayed, kept, passes = set(), set(), []
 
     @settings(max_examples=4, derandomize=True, database=None, phases=GENERATE)
@@ -116,18 +116,18 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
     )  # fmt: skip
     def same(work: list[dict[str, Any]], blocks: int, seats: int, budget: int, k: int, overlap: str) -> None:
         options = {"block_size": 4, "num_blocks": blocks, "max_num_seqs": seats, "max_num_batched_tokens": budget}
-        eager, graphed = (guessing(model, layer, kind, k, graphs, overlap, **options) for graphs in (False, True))
+        eager, graphed = (drafting(model, layer, kind, k, graphs, overlap, **options) for graphs in (False, True))
         assert serve(graphed, work) == serve(eager, work)
-        assert guesses_kept(graphed) == guesses_kept(eager), "also the wrong guesses are the same"
+        assert drafts_kept(graphed) == drafts_kept(eager), "also the wrong drafts are the same"
         assert graphed.kv.num_available == graphed.num_blocks
         replayed.update(graphed.executor.graphs._graphs)
         passes.append(replayed_passes(graphed))
-        kept.update(guesses_kept(graphed))
+        kept.update(drafts_kept(graphed))
 
     same()
     assert {key.tokens_per_row for key in replayed} >= {1, 2, 3}
     assert {key.samples for key in replayed} == {True, False}
-    assert any(num < guesses for guesses, num in kept)
+    assert any(num < drafts for drafts, num in kept)
     assert any(num for _, num in kept)
     assert any(passes) == (kind != "medusa")
 
@@ -135,10 +135,10 @@ def test_texts_and_guesses_are_those_of_eager_steps_whatever_the_schedule(kind: 
 @pytest.mark.parametrize("kind", some(["grown", "lookahead"], ["tree", "small", "grown", "lookahead"]))
 def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, layer, monkeypatch) -> None:
     """What a node sees, and where it lies, are inputs: a tree that is grown in each step has the graphs of its size."""
-    replayed, nums, guesses, passes = set(), set(), list[list[int]](), list[int]()
+    replayed, nums, drafts, passes = set(), set(), list[list[int]](), list[int]()
     put = draft_part.put_drafts
     monkeypatch.setattr(
-        draft_part, "put_drafts", lambda slots, t: (guesses.append(t["draft.tokens"].tolist()), put(slots, t))
+        draft_part, "put_drafts", lambda slots, t: (drafts.append(t["draft.tokens"].tolist()), put(slots, t))
     )
 
     @settings(max_examples=2, derandomize=True, database=None, phases=GENERATE)
@@ -150,10 +150,10 @@ def test_steps_with_trees_are_replayed_whatever_the_schedule(kind: str, model, l
         options = {"block_size": 4, "num_blocks": 40, "max_num_seqs": seats, "max_num_batched_tokens": budget}
         eager, graphed = (with_tree(model, layer, kind, graphs, overlap=overlap, **options) for graphs in (False, True))
         assert serve(graphed, work) == serve(eager, work)
-        assert guesses_kept(graphed) == guesses_kept(eager)
-        half = len(guesses) // 2
-        assert guesses[:half] == guesses[half:], "also the wrong guesses are the same"
-        guesses.clear()
+        assert drafts_kept(graphed) == drafts_kept(eager)
+        half = len(drafts) // 2
+        assert drafts[:half] == drafts[half:], "also the wrong drafts are the same"
+        drafts.clear()
         replayed.update(graphed.executor.graphs._graphs)
         nums.add(graphed.config.num_drafts)
         passes.append(replayed_passes(graphed))
@@ -179,7 +179,7 @@ def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], m
     texts = [torch.tensor([*p, *text, *[0] * 9], device=DEVICE) for p, text in zip(prompts, plain, strict=True)]
     depths = torch.tensor(Tree.of((4, 2, 2)).levels, device=DEVICE)
 
-    def guesses(_: Any, levels: Any, t: Any, slots: Any, *others: Any) -> tuple[torch.Tensor, None]:
+    def drafts(_: Any, levels: Any, t: Any, slots: Any, *others: Any) -> tuple[torch.Tensor, None]:
         row, nth = t["draft.row"], t["draft.nth"]
         lengths = (slots.computed[t["draft.slots"]] + t["draft.known"])[row]
         found = []
@@ -188,10 +188,10 @@ def test_a_kept_path_of_a_tree_is_moved_behind_a_replay(asked: dict[str, Any], m
             found.append((int(text[lengths[at] + depths[number]]) + 1 - number % 2) % model.config.vocab_size)
         return torch.tensor(found, device=DEVICE), None
 
-    monkeypatch.setattr(head_source, "propose_tree", guesses)
+    monkeypatch.setattr(head_source, "propose_tree", drafts)
     engine = with_tree(model, layer, "tree", True, overlap="on", **few)
     assert serve(engine, work) == plain
-    assert {num for guesses, num in guesses_kept(engine) if guesses == 28} == {3}
+    assert {num for drafts, num in drafts_kept(engine) if drafts == 28} == {3}
     assert engine.executor.stats.eager_steps == 1, "that of the prompts"
 
 
@@ -236,7 +236,7 @@ def test_nothing_waits_for_the_device_and_all_steps_but_those_of_prompts_are_rep
     few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
     plain = serve(dense_engine(model, **few), work)
     for num_blocks in (90, 9):
-        engine = guessing(model, layer, kind, 3, True, "on", **few | {"num_blocks": num_blocks})
+        engine = drafting(model, layer, kind, 3, True, "on", **few | {"num_blocks": num_blocks})
         assert serve(engine, work) == plain
         steps = engine.trace.steps()
         assert any(step.preempted for step in steps) == (num_blocks == 9)
@@ -253,13 +253,13 @@ def test_texts_of_requests_without_a_seed_are_those_of_eager_steps(model, layer)
     ]
     few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4, "seed": 4}
     for kind in ("head", "medusa"):
-        eager, graphed = (guessing(model, layer, kind, 3, graphs, "on", **few) for graphs in (False, True))
+        eager, graphed = (drafting(model, layer, kind, 3, graphs, "on", **few) for graphs in (False, True))
         assert serve(graphed, work) == serve(eager, work)
         assert any(key.tokens_per_row > 1 and not key.samples for key in graphed.executor.graphs._graphs)
 
 
 def test_the_keys_are_captured_ahead_and_change_no_slot(model, layer) -> None:
-    engine = guessing(model, layer, "head", 2, True, "off", block_size=4, num_blocks=90, max_num_seqs=2)
+    engine = drafting(model, layer, "head", 2, True, "off", block_size=4, num_blocks=90, max_num_seqs=2)
     ahead = engine.executor.draft.ahead.clone()
     graphs, passes = engine.executor.graphs, engine.executor.pass_graphs.graphs
     assert engine.capture_graphs() == len(graphs.keys()) + len(passes.keys())
@@ -292,17 +292,17 @@ class Counted(Tape):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="counts what the stand-in for a GPU's graphs launches")
 @pytest.mark.parametrize("kind", some(["head"], ["head", "early exit", "model"]))
-def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
+def test_a_drafting_pass_that_is_replayed_is_launched_at_once(
     kind: str, model, layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of it draws and writes the guesses. The sampler counts as the one launch that it is on a GPU."""
+    """What is left of it draws and writes the drafts. The sampler counts as the one launch that it is on a GPU."""
     counted: dict[bool, list[int]] = {}
-    choose, guessing_now = TwinSampler.choose, list[Launches]()
+    choose, drafting_now = TwinSampler.choose, list[Launches]()
 
     def chosen(self: Any, *given: Any) -> Any:
-        before = [launches.num for launches in guessing_now]
+        before = [launches.num for launches in drafting_now]
         found = choose(self, *given)
-        for launches, num in zip(guessing_now, before, strict=True):
+        for launches, num in zip(drafting_now, before, strict=True):
             launches.num = num + 1
         return found
 
@@ -312,9 +312,9 @@ def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
 
         def propose(self: Any, passes: Any, *given: Any, inner: Any = inner) -> Any:
             with Launches() as launches:
-                guessing_now.append(launches)
+                drafting_now.append(launches)
                 found = inner(self, passes, *given)
-            guessing_now.clear()
+            drafting_now.clear()
             counted[given[-1] is not None].append(launches.num)
             return found
 
@@ -324,7 +324,7 @@ def test_a_guessing_pass_that_is_replayed_is_launched_at_once(
     for graphs in (False, True):
         counted[graphs] = []
         few = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 1}
-        engine = guessing(model, layer, kind, 4, False, "on", **few)
+        engine = drafting(model, layer, kind, 4, False, "on", **few)
         if graphs:
             engine.executor.use_graphs(Counted(), 1, engine.max_model_len, 4)
             engine.capture_graphs()

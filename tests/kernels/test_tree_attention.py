@@ -1,4 +1,4 @@
-"""Attention of trees of guesses, and of the rows beside them, against the definition: what a row would see whose own
+"""Attention of draft trees, and of the rows beside them, against the definition: what a row would see whose own
 tokens were those of one path alone."""
 
 from __future__ import annotations

@@ -353,11 +353,11 @@ def speculative_texts(part: Speculation | None, num_drafts: int = 3) -> list[lis
 def counted(asked: Round) -> tuple[int, int]:
     """The rules again, in plain Python."""
     p, q, u = asked.p.tolist(), asked.q.tolist(), list(asked.u)
-    for i, guess in enumerate(asked.drafts):
+    for i, draft in enumerate(asked.drafts):
         if asked.seeded:
-            if (token := inverted(p[i], u[i])) != guess:
+            if (token := inverted(p[i], u[i])) != draft:
                 return i, token
-        elif u[i] >= p[i][guess] / q[i][guess]:
+        elif u[i] >= p[i][draft] / q[i][draft]:
             return i, inverted([max(a - b, 0.0) for a, b in zip(p[i], q[i], strict=True)], u[i + 1])
     return len(asked.drafts), inverted(p[-1], u[-1])
 
@@ -380,7 +380,7 @@ def test_each_round_hands_over_distributions_numbers_and_the_engines_own_verdict
         assert (len(asked.p), len(asked.q), len(asked.u)) == (k + 1, k, k + 1)
         torch.testing.assert_close(asked.p.sum(1), torch.ones(k + 1, dtype=torch.float64))
         torch.testing.assert_close(asked.q.sum(1), torch.ones(k, dtype=torch.float64))
-        assert all(asked.q[i, guess] > 0 for i, guess in enumerate(asked.drafts))
+        assert all(asked.q[i, draft] > 0 for i, draft in enumerate(asked.drafts))
         assert drawn or bool((asked.q.max(1).values == 1).all())
         assert counted(asked) == asked.expected
         rounds.append(asked)
@@ -400,7 +400,7 @@ def elevens(request: Request, k: int) -> tuple[list[int], None]:
 
 def test_the_engine_goes_on_with_the_verdict() -> None:
     dropped = speculative_texts(part := Speculation(elevens, lambda asked: (0, 7)))
-    assert all(text[1:-1] == [7] * 7 for text in dropped), "the last token is computed without a guess"
+    assert all(text[1:-1] == [7] * 7 for text in dropped), "the last token is computed without a draft"
     assert part.rounds == [(min(3, left - 1), 0) for left in range(8, 1, -1) for _ in SPECULATIVE]
     kept = speculative_texts(Speculation(elevens, lambda asked: (len(asked.drafts), 7)))
     assert all(text[1:] == [11, 11, 11, 7] * 2 for text in kept), kept
@@ -412,21 +412,21 @@ def test_a_verdict_that_no_rule_gives_is_refused(verdict: tuple[int, int]) -> No
         speculative_texts(Speculation(elevens, lambda asked: verdict))
 
 
-def test_without_guesses_speculating_is_plain_decoding() -> None:
+def test_without_drafts_speculating_is_plain_decoding() -> None:
     def never(*asked: Any) -> Any:
-        raise AssertionError("there is nothing to guess and to judge")
+        raise AssertionError("there is nothing to draft and to judge")
 
     assert speculative_texts(Speculation(never, never), num_drafts=0) == speculative_texts(None)
 
 
-def test_what_was_served_counts_guesses_beside_the_tokens_that_were_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_served_counts_drafts_beside_the_tokens_that_were_known(capsys: pytest.CaptureFixture[str]) -> None:
     llm, part = course_llm("draft"), Speculation(elevens, lambda asked: (1, 7))
     prompt = llm.encode(TEXTS[0])
     engine = speculating(llm, OPTIONS, 2, part)
     engine.add(prompt, 8)
     engine.run()
     show_served("Served", engine, llm)
-    # Behind the prompt: three rounds that keep one of two guesses, which give six tokens; the eighth has no guess.
+    # Behind the prompt: three rounds that keep one of two drafts, which give six tokens; the eighth has none.
     assert part.rounds == [(2, 1)] * 3
     num_steps = -(-len(prompt) // OPTIONS["max_num_batched_tokens"]) + 3 + 1
     computed = f"{len(prompt) + 3 + 1} tokens and 6 draft tokens computed"

@@ -175,7 +175,7 @@ def test_short_rows_are_grouped_by_their_tokens_and_by_what_they_see() -> None:
     assert by_length([1] * 4, [100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
     assert by_length([2] * 2, [9, 12]) == [slice(0, 1), slice(1, 2)]  # the first is taken for the longest
     assert _planned([(1, 100), (1, 9)]) == ([], [(8, 2)])
-    # Rows with guesses, and chunks; what a window of 8 leaves is 8 positions for the first query, and one more for
+    # Rows with drafts, and chunks; what a window of 8 leaves is 8 positions for the first query, and one more for
     # each behind it.
     long = (SHORT + 1, 40)
     full, windowed = _planned([(5, 60), (1, 9), (1, 12), (5, 31), (SHORT, 40), (SHORT, 50), long, long])

@@ -36,8 +36,8 @@ from tests.models.conftest import save  # noqa: F401
 from tests.models.test_parity import worst
 
 KINDS = ("int8", "fp8", "int4")
-# How much worse the course model may guess the next token of Python source. Seen of perplexity, on six texts: less than
-# 0.1 %, up to 0.6 %, and 3 to 6 % (of which its lm_head 1 to 2 %).
+# How much worse the course model may predict the next token of Python source. Seen of perplexity, on six texts: less
+# than 0.1 %, up to 0.6 %, and 3 to 6 % (of which its lm_head 1 to 2 %).
 ALLOWED = {"int8": 0.003, "fp8": 0.02, "int4": 0.08}
 FP8_ACTIVATIONS = 0.15
 

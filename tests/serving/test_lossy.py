@@ -1,4 +1,4 @@
-"""A server whose guesses are kept by a lossy rule says so, wherever a client or an operator may look."""
+"""A server whose drafts are kept by a lossy rule says so, wherever a client or an operator may look."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_preemptions_and_evictions_are_counted(serve: Any, until: Any) -> None:
     assert found["inferlab:prefix_cache_evictions_total"] == sum(len(step.transfers.evicted) for step in steps) > 0
 
 
-def test_guesses_are_counted_as_vllm_counts_them(serve: Any, until: Any, process: bool) -> None:
+def test_drafts_are_counted_as_vllm_counts_them(serve: Any, until: Any, process: bool) -> None:
     running = serve(process=process, speculative="ngram", num_drafts=3, adaptive_drafts="off")
     body = {"prompt": "x = [1, 2, 3, 4]\n" * 8, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
     with httpx.Client(base_url=running.url, timeout=600) as client:

@@ -42,11 +42,11 @@ def test_a_step_gives_the_expected_number_of_tokens(k: int, acceptance: float) -
 
 
 def test_drafts_take_their_time_once_a_step() -> None:
-    """A request alone, all guesses right: the prompt gives 1 token, then 399 more, 4 a step."""
+    """A request alone, all drafts right: the prompt gives 1 token, then 399 more, 4 a step."""
     replica = simulated(3, 1.0, draft_seconds=0.01, num_requests=1)
     result = replica.result()
     assert result.num_steps == 1 + 100
-    assert replica.gpu.time == pytest.approx(101 * 0.125 + 0.01 * (99 * 3 + 2))  # of the last 3 tokens 2 are guessed
+    assert replica.gpu.time == pytest.approx(101 * 0.125 + 0.01 * (99 * 3 + 2))  # of the last 3 tokens 2 are drafted
 
 
 def test_an_end_comes_where_it_was_stated_and_nothing_behind_it() -> None:
@@ -70,7 +70,7 @@ def test_an_acceptance_that_is_no_probability_is_refused() -> None:
 
 
 class Scripted:
-    """Guesses that are right as often in a row as the script says, row by row of each request.
+    """Drafts that are right as often in a row as the script says, row by row of each request.
 
     texts: what each request will write, prompt included."""
 
@@ -85,17 +85,17 @@ class Scripted:
         del self.names[slot]
 
     def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
-        guesses = []
+        drafts = []
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             name = self.names[slot]
             truth, right = (self.texts[name][length : length + k] + [0] * k)[:k], self.script[name].popleft()
-            guesses.append([token if at < right else (token + 1) % 61 for at, token in enumerate(truth)])
-        return torch.tensor(guesses)
+            drafts.append([token if at < right else (token + 1) % 61 for at, token in enumerate(truth)])
+        return torch.tensor(drafts)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
-def test_its_steps_are_the_engines_where_as_many_guesses_are_right(
+def test_its_steps_are_the_engines_where_as_many_drafts_are_right(
     random_model: Callable[..., Decoder], acceptance: float, preemption: Any
 ) -> None:
     model, nothing = random_model(max_position_embeddings=512), object()

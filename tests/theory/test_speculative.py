@@ -32,10 +32,10 @@ def by_enumeration(chances: list[float]) -> float:
 
 
 @given(shares, st.integers(0, 6))
-def test_a_step_gives_the_guesses_before_the_first_wrong_one_and_one_more(a: float, k: int) -> None:
+def test_a_step_gives_the_drafts_before_the_first_wrong_one_and_one_more(a: float, k: int) -> None:
     assert sd.expected_tokens(a, k) == pytest.approx(by_enumeration([a] * k))
     if k:
-        assert sd.kept_share(a, k) <= a + 1e-9  # what follows a wrong guess is dropped, too
+        assert sd.kept_share(a, k) <= a + 1e-9  # what follows a wrong draft token is dropped, too
 
 
 @given(st.lists(shares, max_size=6))
@@ -85,7 +85,7 @@ def test_equal_distributions_have_no_residual() -> None:
         sd.residual([0.5, 0.5], [0.5, 0.5])
 
 
-def test_without_guesses_a_step_takes_what_the_deployment_says_and_more_guesses_never_less() -> None:
+def test_without_drafts_a_step_takes_what_the_deployment_says_and_more_drafts_never_less() -> None:
     assert sd.verify_seconds(H100, 7, 999, 0) == H100.tpot(1000, 7)
     for batch in (1, 64, 512):
         v = [sd.verify_cost(H100, batch, 500, k) for k in range(9)]
@@ -110,6 +110,6 @@ def test_experts_touched_are_those_of_all_choices(n: int, k: int, tokens: int) -
 
 
 @given(st.floats(0.05, 0.95), st.floats(0.01, 0.99))
-def test_a_guess_is_worth_it_while_its_chance_is_above_the_price(a: float, price: float) -> None:
+def test_a_draft_is_worth_it_while_its_chance_is_above_the_price(a: float, price: float) -> None:
     assert sd.drafts_worth(a, price) == sum(a**j > price for j in range(1, 65))
     assert sd.drafts_worth(1.0, 0.5, most=7) == 7

@@ -82,7 +82,7 @@ def test_texts_are_those_of_the_plain_model(pair: tuple[Decoder, CompiledDecoder
     assert texts(compiled, **options) == texts(plain, **options)
 
 
-def test_guesses_by_the_first_layers_are_of_those_alone(pair: tuple[Decoder, CompiledDecoder]) -> None:
+def test_drafts_by_the_first_layers_are_of_those_alone(pair: tuple[Decoder, CompiledDecoder]) -> None:
     plain, compiled = pair
     early = first_layers(compiled, 1)
     assert len(early.layers) == 1 < len(compiled.layers)

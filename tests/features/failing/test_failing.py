@@ -232,7 +232,7 @@ def test_all_requests_may_fail_while_a_step_is_in_flight(random_model) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_request_may_fail_in_a_step_that_verifies_guesses(overlap: str, random_model) -> None:
+def test_a_request_may_fail_in_a_step_that_verifies_drafts(overlap: str, random_model) -> None:
     model, sampling = random_model("float64"), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     expected = alone(model, CLEAN, sampling)
     config = EngineConfig(**PLAIN, num_drafts=2, overlap=overlap)

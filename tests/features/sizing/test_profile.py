@@ -150,7 +150,7 @@ def test_the_worst_steps_use_the_whole_budget_and_all_seats_and_everybody_sample
     assert [len(plan.rows) for plan, _ in one] == [8, 1, 8]
 
 
-def test_with_guesses_a_step_has_as_many_as_budget_and_positions_allow() -> None:
+def test_with_drafts_a_step_has_as_many_as_budget_and_positions_allow() -> None:
     config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=16, block_size=16, num_drafts=3)
     *others, (plan, requests) = worst_steps(config, [SPEC], longest=40, vocab=61, room=100)
     assert [len(plan.rows) for plan, _ in others] == [5, 1, 5]
@@ -206,7 +206,7 @@ def test_whatever_is_served_then_fits(kind, kv_dtype, random_model, monkeypatch)
     assert most - 2 * max(m.peaks) // 3 < memory.highest <= most, f"of {m.peaks} more than two thirds lay idle"
 
 
-class Guesses:
+class Drafts:
     """A `HostProposer`."""
 
     def propose(self, request: Request, k: int) -> list[int]:
@@ -214,14 +214,14 @@ class Guesses:
 
 
 @pytest.mark.parametrize("kind", some(["named", "draft", "tree"], ["named", "draft", "head", "tree"]))
-def test_whatever_is_served_with_guesses_then_fits(kind, random_model, monkeypatch) -> None:
+def test_whatever_is_served_with_drafts_then_fits(kind, random_model, monkeypatch) -> None:
     """Logits of five positions a request, and the distributions that rejection compares, are many times a step's."""
     options: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 40, "block_size": 4, "num_drafts": 4}
     shape = {"max_position_embeddings": 200, "vocab_size": 2000}
     model = random_model("float32", **shape)
     draft = None if kind == "named" else random_model("float32", num_hidden_layers=1, **shape)
     if draft is None:
-        parts = Parts(host_proposer=Guesses())
+        parts = Parts(host_proposer=Drafts())
     else:
         parts = Parts(draft_model=draft if kind == "draft" else random_head(draft))
     sized(monkeypatch, model, plain := CountedMemory(1 << 30), **options | {"num_drafts": 0})

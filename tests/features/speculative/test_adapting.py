@@ -1,4 +1,4 @@
-"""How many guesses pay, on a simulated GPU whose clock is virtual: so that what is best is known."""
+"""How many drafts pay, on a simulated GPU whose clock is virtual: so that what is best is known."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(
     cost: Roofline, adaptive: str, k: int, acceptance: float, num_requests: int, tokens: int = 400, every: float = 0.0,
     **seconds: float,
 ) -> Replica:  # fmt: skip
-    """every: seconds between arrivals. seconds: of a model that guesses, as of `SimulatedGPU`."""
+    """every: seconds between arrivals. seconds: of a draft model, as of `SimulatedGPU`."""
     config = EngineConfig(num_blocks=4000, max_num_seqs=64, num_drafts=k, adaptive_drafts=adaptive)  # type: ignore[arg-type]
     replica = Replica(cost, config, acceptance=acceptance, **seconds)  # type: ignore[arg-type]
     for i in range(num_requests):
@@ -91,7 +91,7 @@ def test_it_is_about_as_fast_as_the_best_number_and_never_much_slower_than_none(
 
 @pytest.mark.parametrize("model", [{}, {"keep_up_seconds": 0.0001, "draft_seconds": 0.0002}])
 @pytest.mark.parametrize("acceptance", [0.1, 0.2, 0.3, 0.8])
-def test_the_first_guess_of_a_step_may_cost_more_than_all_that_follow(
+def test_the_first_draft_of_a_step_may_cost_more_than_all_that_follow(
     acceptance: float, model: dict[str, float]
 ) -> None:
     """So that the price of one more is next to nothing, and all of them lose where they are seldom kept."""
@@ -103,26 +103,26 @@ def test_the_first_guess_of_a_step_may_cost_more_than_all_that_follow(
     assert adapted <= 1.05 * min(plain, *fixed)
 
 
-def test_two_steps_in_about_fifty_have_no_guesses_so_that_what_they_cost_is_known(
+def test_two_steps_in_about_fifty_have_no_drafts_so_that_what_they_cost_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = steps_of(monkeypatch, Roofline(), "on", 4, acceptance=1.0, num_requests=3, tokens=1000)
-    assert DraftUse.of(steps).num_steps_off == 0, "guesses would have paid there, too"
+    assert DraftUse.of(steps).num_steps_off == 0, "drafts would have paid there, too"
     without = [n for n, step in enumerate(steps) if not any(row.num_drafts for row in step.rows)][2 + NUM_SEEN : -1]
     assert len(without) >= 6
     assert {b - a for a, b in itertools.pairwise(without)} == {1, PLAIN_AFTER + 1}
 
 
-def decoding(*guesses: int) -> StepPlan:
+def decoding(*drafts: int) -> StepPlan:
     """Of a row for each."""
-    return StepPlan(1, tuple(Row(str(i), 9, 1, True, num) for i, num in enumerate(guesses)))
+    return StepPlan(1, tuple(Row(str(i), 9, 1, True, num) for i, num in enumerate(drafts)))
 
 
 def costs_of(
     *depths: int, num_rows: int = 4, first: float = 0.0, drafting: tuple[float, float] = (0.0, 0.0)
 ) -> StepCosts:
-    """After steps in which each row has so many guesses: a second for a step, 0.01 for a guess, `first` for the first
-    of a step; of a model a part for each step and one for each guess of a row."""
+    """After steps in which each row has so many drafts: a second for a step, 0.01 for a draft token, `first` for the
+    first of a step; of a model a part for each step and one for each draft token of a row."""
     costs = StepCosts()
     for depth in depths:
         spent = drafting[0] + drafting[1] * depth
@@ -130,7 +130,7 @@ def costs_of(
     return costs
 
 
-def test_what_a_guess_costs_is_known_when_steps_with_some_and_without_were_seen() -> None:
+def test_what_a_draft_costs_is_known_when_steps_with_some_and_without_were_seen() -> None:
     assert costs_of().slope(4) is None
     assert costs_of(0, 0, 0, 0, 1).slope(4) is None
     assert costs_of(0, 0, 1, 1, 1).slope(4) is None
@@ -145,11 +145,11 @@ def test_seconds_are_those_of_steps_of_the_size_or_what_follows_from_others() ->
     for depth in range(6):
         expected = 1.5 + 0.3 * (depth > 0) + (0.04 + 0.2) * depth
         assert costs.seconds(4, 4 * depth, depth) == pytest.approx(expected), depth
-    assert costs.seconds(6, 0, 0) == pytest.approx(1.5 + 0.02), "of rows not seen: as if each more were a guess more"
+    assert costs.seconds(6, 0, 0) == pytest.approx(1.5 + 0.02), "of rows not seen: as if each were one draft more"
     assert costs.seconds(6, 6, 1) == pytest.approx(1.3 + 0.01 * 8 + 0.7)
 
 
-def test_a_step_without_guesses_counts_only_behind_one_without() -> None:
+def test_a_step_without_drafts_counts_only_behind_one_without() -> None:
     costs = costs_of(*(0, 1) * 9)
     assert not costs.plain.seconds
     for _ in range(NUM_SEEN):
@@ -221,18 +221,18 @@ def test_steps_that_take_no_time_on_a_coarse_clock_end_like_others(
 
 
 def test_sizes_near_one_another_show_no_slope() -> None:
-    """126 tokens count as 120: beside 128 they seem to cost a quarter of what they do, and all guesses next to
+    """126 tokens count as 120: beside 128 they seem to cost a quarter of what they do, and all drafts next to
     nothing."""
     costs = StepCosts()
-    for guesses in ([0] * 64, [1] * 64, [1] * 62 + [0] * 2):
+    for drafts in ([0] * 64, [1] * 64, [1] * 62 + [0] * 2):
         for _ in range(1 + NUM_SEEN):
-            costs.add(decoding(*guesses), 100, 0.01 + 0.0004 * (64 + sum(guesses)))
+            costs.add(decoding(*drafts), 100, 0.01 + 0.0004 * (64 + sum(drafts)))
     assert costs.slope(64) == pytest.approx(0.0004)
     assert costs.seconds(64, 64 * 6, 6) == pytest.approx(0.01 + 0.0004 * 64 * 7, rel=0.1)
 
 
 def test_a_line_that_is_too_steep_ends_nowhere_below_zero() -> None:
-    """Two steps with guesses took forty times as long, since their kernels were made: one row still takes time."""
+    """Two steps with drafts took forty times as long, since their kernels were made: one row still takes time."""
     costs = costs_of(*[0] * (1 + NUM_SEEN), *[1] * NUM_SEEN, num_rows=8)
     for _ in range(NUM_SEEN):
         costs.add(decoding(*[3] * 8), 10, 40.0)
@@ -240,7 +240,7 @@ def test_a_line_that_is_too_steep_ends_nowhere_below_zero() -> None:
 
 
 def test_large_sizes_count_together_and_the_number_of_sizes_is_limited() -> None:
-    """Of 64 rows with guesses hardly two steps have as many tokens."""
+    """Of 64 rows with drafts hardly two steps have as many tokens."""
     times = times_of(*[(size, size / 1000) for size in range(64, 320)] * 2)
     assert len(times.seconds) <= NUM_SIZES
     line = times.line()
@@ -259,7 +259,7 @@ def test_a_step_that_took_fifty_times_as_long_changes_no_time(stalls: int) -> No
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_a_first_step_of_a_kind_that_takes_fifty_times_as_long_stops_no_guesses(
+def test_a_first_step_of_a_kind_that_takes_fifty_times_as_long_stops_no_drafts(
     monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     """What is computed for the first time may be made then: its buffers, its code."""
@@ -300,7 +300,7 @@ def test_a_trial_that_fails_makes_the_next_one_wait_twice_as_long() -> None:
         found.add(1, kept)
     found.add(0, 0)
     found.add(1, 0)
-    assert found.patience == 2 * TRIAL_AFTER, "a step without guesses between others is no trial"
+    assert found.patience == 2 * TRIAL_AFTER, "a step without drafts between others is no trial"
     assert waits == [TRIAL_AFTER * n for n in (1, 2, 4, 8, 1)]
 
 
@@ -313,14 +313,14 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> lis
     return trace.steps()
 
 
-def test_the_trace_says_in_which_steps_guesses_would_have_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong guesses that cost much are tried, and then off but for trials; those that cost nothing never are."""
+def test_the_trace_says_in_which_steps_drafts_would_have_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong drafts that cost much are tried, and then off but for trials; those that cost nothing never are."""
     steps = steps_of(monkeypatch, Roofline(compute=0.02), "on", 4, acceptance=0.0, num_requests=3)
     use = DraftUse.of(steps)
     decoding = [step for step in steps if all(row.num_tokens == 1 for row in step.rows)]
     off = [step for step in decoding if not any(row.num_drafts for row in step.rows)]
     assert 0 < use.num_drafts < use.num_steps_off <= len(off)
-    assert len(off) - use.num_steps_off <= 10, "measured first, and the last token needs no guess"
+    assert len(off) - use.num_steps_off <= 10, "measured first, and the last token needs no draft"
     assert max(step.num_undrafted for step in steps) == 3
     for step in steps:
         assert step.num_undrafted <= sum(row.num_drafts == 0 for row in step.rows)
@@ -338,10 +338,10 @@ def test_the_trace_says_in_which_steps_guesses_would_have_lost(monkeypatch: pyte
         list(itertools.product((0.0, 0.3, 0.6, 0.9), (0.0, 0.0005), (1, 24))),
     ),
 )  # fmt: skip
-def test_a_model_that_guesses_and_takes_time_in_every_step_never_makes_it_much_slower(
+def test_a_model_that_drafts_and_takes_time_in_every_step_never_makes_it_much_slower(
     acceptance: float, compute: float, num_requests: int
 ) -> None:
-    """It takes a third of a step to keep up, and a fifth for each guess."""
+    """It takes a third of a step to keep up, and a fifth for each draft token."""
     cost, model = Roofline(compute=compute), {"keep_up_seconds": 0.003, "draft_seconds": 0.002}
     seconds = {k: run(cost, "off", k, acceptance, num_requests, **model).gpu.time for k in (1, 3, 6)}
     plain = run(cost, "off", 0, acceptance, num_requests).gpu.time
@@ -371,7 +371,7 @@ def test_what_pays_for_one_request_is_not_taken_to_pay_for_many() -> None:
 
 
 def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same guesses pay where a step is long, and do not where it is short."""
+    """The same drafts pay where a step is long, and do not where it is short."""
     model = {"keep_up_seconds": 0.003, "draft_seconds": 0.001}
     fast = steps_of(monkeypatch, Roofline(read=0.002), "on", 4, acceptance=0.7, num_requests=1, **model)
     slow = steps_of(monkeypatch, Roofline(read=0.020), "on", 4, acceptance=0.7, num_requests=1, **model)
@@ -381,7 +381,7 @@ def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytes
 
 
 def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And late, since a trial loses much here. What it has not kept up with gets no guesses: they would be of a text
+    """And late, since a trial loses much here. What it has not kept up with gets no drafts: they would be of a text
     with holes."""
     model = {"keep_up_seconds": 0.005, "draft_seconds": 0.001}
     submit, kept_up = SimulatedGPU.submit, dict[int, bool]()
@@ -393,8 +393,8 @@ def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: p
     monkeypatch.setattr(SimulatedGPU, "submit", watched)
     cost = Roofline(read=0.002)
     steps = steps_of(monkeypatch, cost, "on", 4, acceptance=0.7, num_requests=250, tokens=200, every=0.1, **model)
-    with_guesses = [n for n, step in enumerate(steps) if any(row.num_drafts for row in step.rows)]
-    trials = [b for a, b in itertools.pairwise((-OFF_STEPS, *with_guesses)) if b - a >= OFF_STEPS]
+    with_drafts = [n for n, step in enumerate(steps) if any(row.num_drafts for row in step.rows)]
+    trials = [b for a, b in itertools.pairwise((-OFF_STEPS, *with_drafts)) if b - a >= OFF_STEPS]
     waits = [b - a for a, b in itertools.pairwise(trials)]
     assert len(waits) >= 2
     assert min(waits) > OFF_STEPS
@@ -407,8 +407,8 @@ def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: p
             assert whole[row.request_id] or not row.num_drafts
 
 
-def test_a_model_whose_guesses_were_all_wrong_guesses_in_a_later_trial() -> None:
-    """What was seen before it was switched off says that no guess pays: a trial without any would lose again."""
+def test_a_model_whose_drafts_were_all_wrong_drafts_in_a_later_trial() -> None:
+    """What was seen before it was switched off says that no draft pays: a trial without any would lose again."""
     config = EngineConfig(num_blocks=400, max_num_seqs=4, num_drafts=4, adaptive_drafts="on")
     replica = Replica(Roofline(), config, acceptance=0.0, keep_up_seconds=0.0015, draft_seconds=0.0015)
     for i in range(40):
@@ -416,11 +416,11 @@ def test_a_model_whose_guesses_were_all_wrong_guesses_in_a_later_trial() -> None
     replica.run(until=2.0)
     replica.gpu.acceptance = 0.9
     replica.run()
-    assert replica.gpu.time < 8.0, "ten times a hundred steps of 0.010 s, where nothing is guessed"
+    assert replica.gpu.time < 8.0, "ten times a hundred steps of 0.010 s, where nothing is drafted"
 
 
 @pytest.mark.parametrize("adaptive", ["on", "off"])
-def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_prompts(
+def test_how_many_drafts_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_prompts(
     monkeypatch: pytest.MonkeyPatch, adaptive: str
 ) -> None:
     steps, of_step = list[Counter[str]](), Counter[str]()
@@ -445,10 +445,10 @@ def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_
 
 
 @pytest.mark.parametrize(("budget", "most"), [(16, 0), (160, 5)])
-def test_guesses_take_little_of_a_budget_that_prompts_could_use(
+def test_drafts_take_little_of_a_budget_that_prompts_could_use(
     monkeypatch: pytest.MonkeyPatch, budget: int, most: int
 ) -> None:
-    """Every token of a prompt counts; of seven guesses some are in vain, and they would take half of a small budget."""
+    """Every token of a prompt counts; of seven drafts some are in vain, and they would take half of a small budget."""
     trace, add = Trace(), Ledger.add
     config = EngineConfig(num_blocks=4000, max_num_batched_tokens=budget, num_drafts=7, adaptive_drafts="on")
     replica = Replica(Roofline(), config, acceptance=0.95)
@@ -456,11 +456,11 @@ def test_guesses_take_little_of_a_budget_that_prompts_could_use(
     replica.offer(request("decodes", 0.0, 10, 500), 0.0)
     replica.offer(request("prompt", 0.3, budget * 20, 1), 0.3)
     replica.run()
-    guesses = [(max(row.num_drafts for row in step.rows), len(step.rows) > 1) for step in trace.steps()]
-    beside = [num for num, is_beside in guesses if is_beside]
+    drafts = [(max(row.num_drafts for row in step.rows), len(step.rows) > 1) for step in trace.steps()]
+    beside = [num for num, is_beside in drafts if is_beside]
     assert len(beside) >= 20
     assert beside.count(most) >= 15
-    assert max(num for num, _ in guesses) == 7
+    assert max(num for num, _ in drafts) == 7
 
 
 def test_what_loses_is_off_for_so_long_that_its_trials_take_a_small_share_of_the_time() -> None:
@@ -496,7 +496,7 @@ def test_the_first_steps_of_a_trial_do_not_count() -> None:
 
 
 def test_what_is_lost_counts_for_all_rows_of_a_step() -> None:
-    """Two of eight guess: what their guesses take is a small part of the step."""
+    """Two of eight have drafts: what their drafts take is a small part of the step."""
     payoff = Payoff()
     for _ in range(COLD_STEPS + TRIAL_STEPS):
         payoff.add(8, 10, 0.010, 0.0005)
@@ -514,7 +514,7 @@ def test_what_is_lost_counts_for_all_rows_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("model", [{}, {"keep_up_seconds": 0.002, "draft_seconds": 0.0005}])
-def test_a_machine_that_stalls_now_and_then_guesses_as_much(
+def test_a_machine_that_stalls_now_and_then_drafts_as_much(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, float]
 ) -> None:
     """A step in fifty takes fifty times as long, as on a machine whose memory or cores others took."""
@@ -542,7 +542,7 @@ def test_what_a_model_takes_for_rows_that_it_is_behind_with_does_not_count(monke
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
     monkeypatch.setattr(scheduler.payoff, "add", lambda *values: found.append(values))
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
-    assert not found, "what a step without guesses takes is not known"
+    assert not found, "what a step without drafts takes is not known"
     for _ in range(NUM_SEEN):
         scheduler.costs.plain.add(4, 0.2, 1)
     scheduler._judge(decoding(0, 0, 0, 2), 5, 0.5, 0.25)
@@ -575,7 +575,7 @@ def test_a_model_is_not_judged_by_steps_that_take_no_time_on_a_coarse_clock() ->
 def test_what_a_model_takes_for_prompts_counts_over_the_tokens_that_requests_give(
     monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
-    """Its guesses win an eighth of each step. Where the target computes a text of twenty tokens in ten steps, a prompt
+    """Its drafts win an eighth of each step. Where the target computes a text of twenty tokens in ten steps, a prompt
     that takes the model six of them is not paid back."""
     model = {"keep_up_seconds": 0.060, "draft_seconds": 0.001}
     submit = SimulatedGPU.submit
@@ -589,8 +589,8 @@ def test_what_a_model_takes_for_prompts_counts_over_the_tokens_that_requests_giv
     assert (DraftUse.of(steps).num_steps_off > len(steps) / 2) == (tokens == 20)
 
 
-def test_a_model_that_guesses_nothing_since_every_step_has_a_prompt_is_switched_off() -> None:
-    """No such step shows what guesses cost, and in each the model takes time to keep up."""
+def test_a_model_that_drafts_nothing_since_every_step_has_a_prompt_is_switched_off() -> None:
+    """No such step shows what drafts cost, and in each the model takes time to keep up."""
     config = EngineConfig(num_blocks=4000, max_num_batched_tokens=64, num_drafts=4, adaptive_drafts="on")
     replica = Replica(Roofline(), config, acceptance=0.9, keep_up_seconds=0.002, draft_seconds=0.0005)
     for i in range(20):
@@ -608,7 +608,7 @@ def test_a_model_that_guesses_nothing_since_every_step_has_a_prompt_is_switched_
     assert scheduler.payoff.on
 
 
-def test_a_guess_in_between_keeps_a_model_on() -> None:
+def test_a_draft_in_between_keeps_a_model_on() -> None:
     payoff = Payoff()
     for turn in range(3 * MOST_UNUSED):
         payoff.pass_over(turn % MOST_UNUSED == 0)

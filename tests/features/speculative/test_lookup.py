@@ -1,4 +1,4 @@
-"""Guesses from the text itself, against definitions that search all of it."""
+"""Drafts from the text itself, against definitions that search all of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_one_go(tokens: list[int], at: int, k: int) -> list[int]:
 
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 5), max_size=8), k=st.integers(1, 6), shortest=st.integers(1, 3),
        more=st.integers(0, 3))  # fmt: skip
-def test_an_ngram_is_guessed_to_go_on_as_it_did_last(text, cuts, k, shortest, more) -> None:
+def test_an_ngram_is_drafted_to_go_on_as_it_did_last(text, cuts, k, shortest, more) -> None:
     """However the text has grown between the questions."""
     proposer, asked = NgramProposer(shortest + more, shortest), request([])
     for size in [*cuts, len(text)]:
@@ -63,13 +63,13 @@ def test_the_longest_end_that_occurred_before_is_found_and_trusted_by_its_length
     proposer, asked = SuffixProposer(shortest), request([])
     for size in [*cuts, len(text)]:
         asked.tokens = text[: len(asked.tokens) + size]
-        n, guess = longest_repeated_end(asked.tokens), list(proposer.propose(asked, k))
-        assert len(guess) == (min(k, n) if n >= shortest else 0)
-        if guess:  # it is what followed at some earlier place
+        n, draft = longest_repeated_end(asked.tokens), list(proposer.propose(asked, k))
+        assert len(draft) == (min(k, n) if n >= shortest else 0)
+        if draft:  # it is what followed at some earlier place
             ends = range(n, len(asked.tokens))
             pattern = asked.tokens[len(asked.tokens) - n :]
             places = [end for end in ends if asked.tokens[end - n : end] == pattern]
-            assert guess in [in_one_go(asked.tokens, at, len(guess)) for at in places]
+            assert draft in [in_one_go(asked.tokens, at, len(draft)) for at in places]
 
 
 @given(text=TEXTS)
@@ -98,17 +98,17 @@ def test_what_other_requests_wrote_is_found_too_and_no_match_crosses_two_of_them
         proposer.finished(request([9, 9, *output], f"f{i}", num_prompt_tokens=2))  # of a prompt nothing is kept
     own = longest_repeated_end(text)
     other = max([0, *(longest_repeated_end(text, output) for output in finished)])
-    guess = list(proposer.propose(request(text), k))
-    assert SEPARATOR not in guess
-    assert 9 not in guess
+    draft = list(proposer.propose(request(text), k))
+    assert SEPARATOR not in draft
+    assert 9 not in draft
     if own >= other:
-        assert len(guess) == min(k, own)
+        assert len(draft) == min(k, own)
     else:
-        assert len(guess) <= min(k, other)
+        assert len(draft) <= min(k, other)
         pattern = text[len(text) - other :]
         places = [(o, e) for o in finished for e in range(other, len(o) + 1) if o[e - other : e] == pattern]
         alone = list(SuffixProposer(shortest=1).propose(request(text), k))  # where the other one ends with the match
-        assert guess == alone or guess in [o[e : e + len(guess)] for o, e in places]
+        assert draft == alone or draft in [o[e : e + len(draft)] for o, e in places]
 
 
 def test_memory_of_other_requests_is_bounded_and_of_ended_ones_nothing_is_left() -> None:

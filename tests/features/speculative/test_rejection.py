@@ -47,32 +47,30 @@ def exact(p: Tables) -> np.ndarray:
 
 
 def texts_of(rule: Rule, p: Tables, q: Tables, k: int, *, drawn: bool = True, bonus_from_q: bool = False) -> np.ndarray:
-    """[TEXTS] numbers that the texts spell: k guesses and the bonus behind them are verified in one step; what is
-    missing behind a rejection is drawn plainly, as a next step without guesses draws it.
+    """[TEXTS] numbers that the texts spell: k drafts and the bonus behind them are verified in one step; what is
+    missing behind a rejection is drawn plainly, as a next step without drafts draws it.
 
-    drawn: the rule is told q. Otherwise guesses are the likeliest token, and the rule is told nothing.
+    drawn: the rule is told q. Otherwise drafts are the likeliest token, and the rule is told nothing.
     """
     random = np.random.default_rng(5)
 
     def numbers() -> Tensor:
         return torch.from_numpy(random.random(TEXTS, dtype=np.float32).clip(2**-24, 1 - 2**-24))
 
-    text, guessed, right = (torch.zeros(TEXTS, dtype=torch.int64) for _ in range(3))
+    text, drafted, right = (torch.zeros(TEXTS, dtype=torch.int64) for _ in range(3))
     right += 1
     for position in range(LENGTH):
-        of_text, of_guesses = p[position][text], q[position][guessed]
+        of_text, of_drafts = p[position][text], q[position][drafted]
         plain = draw(of_text, numbers())
         if position < k:
-            guess = draw(of_guesses, numbers()) if drawn else of_guesses.argmax(dim=-1)
-            # As in a step: p behind the guesses, whether they are kept or not.
-            found = rule(
-                p[position][guessed], of_guesses if drawn else None, guess, torch.stack([numbers(), numbers()])
-            )
+            draft = draw(of_drafts, numbers()) if drawn else of_drafts.argmax(dim=-1)
+            # As in a step: p behind the drafts, whether they are kept or not.
+            found = rule(p[position][drafted], of_drafts if drawn else None, draft, torch.stack([numbers(), numbers()]))
             new = torch.where(right.bool(), found, plain)
-            right *= found == guess
-            guessed = guessed * VOCAB + guess
+            right *= found == draft
+            drafted = drafted * VOCAB + draft
         elif position == k and bonus_from_q:
-            new = torch.where(right.bool(), draw(of_guesses, numbers()), plain)
+            new = torch.where(right.bool(), draw(of_drafts, numbers()), plain)
         else:
             new = plain
         text = text * VOCAB + new
@@ -121,8 +119,8 @@ def test_in_float64_and_with_a_draft_in_float32() -> None:
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_guesses_that_the_target_never_writes_are_never_kept(drawn: bool) -> None:
-    """And tokens that the draft never guesses come as often as they should."""
+def test_drafts_that_the_target_never_writes_are_never_kept(drawn: bool) -> None:
+    """And tokens that the draft model never draws come as often as they should."""
     p, q = tables(FILTERS["temperature"], 1), tables(FILTERS["temperature"], 2)
     for theirs, ours in zip(p, q, strict=True):
         theirs[:, :3], ours[:, 3:] = 0, 0
@@ -147,49 +145,49 @@ def test_a_draft_whose_logits_are_no_numbers_still_leaves_the_distribution_right
 # --- rules that are nearly right -------------------------------------------------------------------------------------
 
 
-def parts(p: Tensor, q: Tensor | None, guesses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(p at the guess, q at the guess, q)"""
-    x = guesses[:, None]
+def parts(p: Tensor, q: Tensor | None, drafts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(p at the draft token, q at the draft token, q)"""
+    x = drafts[:, None]
     q = torch.zeros_like(p).scatter_(1, x, 1) if q is None else q
     return p.gather(1, x)[:, 0], q.gather(1, x)[:, 0], q
 
 
-def match_or_resample(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
+def match_or_resample(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
     """Kept with min(1, p / q), else from p, not from what is left of it."""
-    at_p, at_q, _ = parts(p, q, guesses)
-    return torch.where(u[0] * at_q < at_p, guesses, draw(p, u[1]))
+    at_p, at_q, _ = parts(p, q, drafts)
+    return torch.where(u[0] * at_q < at_p, drafts, draw(p, u[1]))
 
 
-def equal_or_resample(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
+def equal_or_resample(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
     """Kept where it is what p draws, else drawn from p once more."""
-    return torch.where(draw(p, u[0]) == guesses, guesses, draw(p, u[1]))
+    return torch.where(draw(p, u[0]) == drafts, drafts, draw(p, u[1]))
 
 
-def absolute_rest(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
-    at_p, at_q, q = parts(p, q, guesses)
-    return torch.where(u[0] * at_q < at_p, guesses, draw((p - q).abs(), u[1]))
+def absolute_rest(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
+    at_p, at_q, q = parts(p, q, drafts)
+    return torch.where(u[0] * at_q < at_p, drafts, draw((p - q).abs(), u[1]))
 
 
-def rest_that_is_not_divided(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
-    at_p, at_q, q = parts(p, q, guesses)
+def rest_that_is_not_divided(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
+    at_p, at_q, q = parts(p, q, drafts)
     cumulative = (p - q).clamp(min=0).double().cumsum(-1)
     rest = torch.searchsorted(cumulative, u[1].double()[:, None], right=True)[:, 0].clamp(max=VOCAB - 1)
-    return torch.where(u[0] * at_q < at_p, guesses, rest)
+    return torch.where(u[0] * at_q < at_p, drafts, rest)
 
 
-def kept_with_p(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
+def kept_with_p(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
     """Instead of p / q."""
-    at_p, _, q = parts(p, q, guesses)
+    at_p, _, q = parts(p, q, drafts)
     rest = (p - q).clamp(min=0)
-    return torch.where(u[0] < at_p, guesses, draw(rest, u[1]))
+    return torch.where(u[0] < at_p, drafts, draw(rest, u[1]))
 
 
-def one_number_for_both(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
-    return verified(p, q, guesses, u[:1].expand(2, -1))
+def one_number_for_both(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
+    return verified(p, q, drafts, u[:1].expand(2, -1))
 
 
-def always_kept(p: Tensor, q: Tensor | None, guesses: Tensor, u: Tensor) -> Tensor:
-    return guesses
+def always_kept(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
+    return drafts
 
 
 MUTANTS = (
@@ -204,9 +202,9 @@ def test_a_rule_that_is_nearly_right_is_seen(mutant: Rule, name: str) -> None:
     assert p_value(texts_of(mutant, p, q, 2), exact(p)) < ALPHA
 
 
-# For a guess that is not drawn q is 1 there, so that p / q is p, and what p exceeds q by is as it should be.
+# For a draft token that is not drawn q is 1 there, so that p / q is p, and what p exceeds q by is as it should be.
 @pytest.mark.parametrize("mutant", [match_or_resample, equal_or_resample, absolute_rest, one_number_for_both])
-def test_it_is_seen_with_guesses_that_are_not_drawn(mutant: Rule) -> None:
+def test_it_is_seen_with_drafts_that_are_not_drawn(mutant: Rule) -> None:
     p, q = tables(FILTERS["temperature"], 1), tables(FILTERS["temperature"], 2)
     assert p_value(texts_of(mutant, p, q, 2, drawn=False), exact(p)) < ALPHA
 
@@ -225,24 +223,24 @@ def test_as_many_are_kept_as_the_two_distributions_have_in_common(name: str) -> 
     random = torch.Generator().manual_seed(3)
     u = torch.rand(3, TEXTS, generator=random).clamp(2**-24, 1 - 2**-24)
     p, q = p.expand(TEXTS, -1), q.expand(TEXTS, -1)
-    guesses = draw(q, u[2])
-    kept = int((verified(p, q, guesses, u[:2]) == guesses).sum())
+    drafts = draw(q, u[2])
+    kept = int((verified(p, q, drafts, u[:2]) == drafts).sum())
     total_variation = 0.5 * float((p[0] - q[0]).abs().sum())
     assert float(acceptance(p[:1], q[:1])) == pytest.approx(1 - total_variation, abs=1e-6)
     assert stats.binomtest(kept, TEXTS, 1 - total_variation).pvalue > ALPHA
-    coupled = int((draw(p, u[2]) == guesses).sum())  # with the same number, as for a request with a seed
+    coupled = int((draw(p, u[2]) == drafts).sum())  # with the same number, as for a request with a seed
     assert coupled <= kept + 6 * TEXTS**0.5
 
 
-def test_equal_distributions_keep_every_guess() -> None:
+def test_equal_distributions_keep_every_draft() -> None:
     (_, _, p), u = tables(FILTERS["temperature"], 1), torch.full((2, 36), 1 - 2**-24)
-    for guess in range(VOCAB):
-        guesses = torch.full((36,), guess)
-        assert (verified(p, p.clone(), guesses, u) == guesses).all()
+    for draft in range(VOCAB):
+        drafts = torch.full((36,), draft)
+        assert (verified(p, p.clone(), drafts, u) == drafts).all()
 
 
 def test_what_rounding_leaves_nothing_of_is_drawn_from_the_target() -> None:
-    """All of p is below q, by the last bit: a guess that the largest u rejects leaves nothing to draw from."""
+    """All of p is below q, by the last bit: a draft token that the largest u rejects leaves nothing to draw from."""
     q = torch.tensor([[0.0, 0.25, 0.75, 0.0]])
     p = q * (1 - 2**-23)
     for u in (1e-6, 0.2, 0.9):
@@ -252,10 +250,10 @@ def test_what_rounding_leaves_nothing_of_is_drawn_from_the_target() -> None:
 
 def test_rows_that_are_no_numbers_leave_the_others_as_they_are() -> None:
     p, q = (table[2] for table in (tables(FILTERS["top_k"], 1), tables(FILTERS["top_k"], 2)))
-    u, guesses = torch.rand(2, 36, generator=torch.Generator().manual_seed(1)), q.argmax(-1)
-    whole = verified(p, q, guesses, u)
+    u, drafts = torch.rand(2, 36, generator=torch.Generator().manual_seed(1)), q.argmax(-1)
+    whole = verified(p, q, drafts, u)
     p[5], q[7] = torch.nan, torch.nan
-    found = verified(p, q, guesses, u)
+    found = verified(p, q, drafts, u)
     others = [row for row in range(36) if row not in (5, 7)]
     assert (found[others] == whole[others]).all()
     assert ((found >= 0) & (found < VOCAB)).all()

@@ -1,4 +1,4 @@
-"""Trees of guesses: their shape, the path that is kept, and the verification of several candidates for one token.
+"""Draft trees: their shape, the path that is kept, and the verification of several candidates for one token.
 
 The distribution of the token behind one node is computed exactly, from the rule itself: where it changes its mind is
 found by bisection over each of its random numbers. Texts of three tokens are counted, as in `test_rejection.py`. Each
@@ -379,7 +379,7 @@ SHAPES: dict[str, Tree] = {
 
 def texts_of(rule: Rule, p: Tables, q: Tables, tree: Tree, *, drawn: bool = True) -> np.ndarray:
     """[TEXTS] numbers that the texts spell: a tree is verified in one step, a token behind its path comes with it; what
-    is missing is drawn plainly, as next steps without guesses draw it."""
+    is missing is drawn plainly, as next steps without drafts draw it."""
     vocab, length, random = p[0].shape[1], len(p), np.random.default_rng(5)
 
     def numbers(*shape: int) -> Tensor:
