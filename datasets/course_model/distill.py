@@ -1,9 +1,9 @@
-"""How what guesses for the course target is trained (feature_head.py, multi_token.py, medusa_heads.py): towards the
+"""How drafters for the course target are trained (feature_head.py, multi_token.py, medusa_heads.py): towards the
 target's own words.
 
-Each guess's distribution is drawn towards the target's (KL divergence), first on the training rows, then on text that
-the target wrote itself, since that is where it will guess. Embedding and lm_head are the target's, and stay as they
-are.
+Each draft token's distribution is drawn towards the target's (KL divergence), first on the training rows, then on text
+that the target wrote itself, since that is where they will draft. Embedding and lm_head are the target's, and stay as
+they are.
 
     train      on the training rows
     outputs    the target continues training rows: its own text
@@ -46,8 +46,8 @@ class Recipe:
     align_steps: int = 300
     rows: int = 12
     length: int = 256
-    ahead: int = 4  # guesses in a row that it is trained for
-    decay: float = 0.8  # weight of each guess against the one before it
+    ahead: int = 4  # drafts in a row that it is trained for
+    decay: float = 0.8  # weight of each draft token against the one before it
     lr: float = 3e-3
     align_lr: float = 8e-4
     seed: int = 777
@@ -55,12 +55,12 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Guesser:
+class Drafter:
     """What is trained.
 
     name: of its folder, and of its checkpoints. make: with its first weights, from the target.
-    passes: (module, target, ids [rows, length], ahead) -> the module's logits, for each guess [rows, length - 1,
-    vocab_size]; and the target's. Entry [r, p] of guess j is of token p + 2, from the target's features of p - j.
+    passes: (module, target, ids [rows, length], ahead) -> the module's logits, for each draft token [rows, length - 1,
+    vocab_size]; and the target's. Entry [r, p] of draft token j is of token p + 2, from the target's features of p - j.
     name_in_checkpoint: of a parameter. config: config.json, of the target's.
     """
 
@@ -81,14 +81,14 @@ def features_and_logits(target: base.CourseModel, ids: Tensor) -> tuple[Tensor, 
 
 
 def loss_of(found: list[Tensor], wanted: Tensor, weight: Tensor, decay: float) -> Tensor:
-    """The KL divergence from the target's distribution to each guess's. found, wanted: as `Guesser.passes` gives them.
+    """The KL divergence from the target's distribution to each draft's. found, wanted: as `Drafter.passes` gives them.
     weight [rows, length]."""
     loss, share = torch.zeros((), device=wanted.device), 1.0
     log_p = wanted.float().log_softmax(-1)
     p, weight = log_p.exp(), weight[:, 1:]
     entropy = -(p * log_p).sum(-1)
     for j, own in enumerate(found):
-        # of a row's first j positions there is no guess made j passes before
+        # of a row's first j positions there is no draft token made j passes before
         kl = torch.einsum("rlv,rlv->rl", p, -own.float().log_softmax(-1)) - entropy
         loss = loss + share * (kl * weight)[:, j:].sum() / weight[:, j:].sum()
         share *= decay
@@ -96,11 +96,11 @@ def loss_of(found: list[Tensor], wanted: Tensor, weight: Tensor, decay: float) -
 
 
 @torch.no_grad()
-def accepted(guesser: Guesser, module: nn.Module, target: base.CourseModel, ids: Tensor) -> list[float]:
+def accepted(drafter: Drafter, module: nn.Module, target: base.CourseModel, ids: Tensor) -> list[float]:
     """ids [rows, length]: prompts of the training rows and the target's own greedy text behind them. In that text, how
-    often guess j is right where those before it were."""
+    often draft token j is right where those before it were."""
     module.eval()
-    found, wanted = guesser.passes(module, target, ids, guesser.recipe.ahead)
+    found, wanted = drafter.passes(module, target, ids, drafter.recipe.ahead)
     right, best = torch.ones(wanted.shape[:2], dtype=torch.bool, device=ids.device), wanted.argmax(-1)
     rates = []
     for j, own in enumerate(found):
@@ -152,10 +152,10 @@ def own_text(work: Path, rows: int = 1280, prompt: int = PROMPT, length: int = 2
     print(f"{ids.shape[0]} rows of {ids.shape[1]} tokens")
 
 
-def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | None) -> None:
-    r, target = guesser.recipe, load_target(device)
+def train(drafter: Drafter, work: Path, device: str, action: str, limit: int | None) -> None:
+    r, target = drafter.recipe, load_target(device)
     torch.manual_seed(r.seed)
-    module = guesser.make(target).to(device)
+    module = drafter.make(target).to(device)
     matrices = [p for p in module.parameters() if p.ndim == 2]
     others = [p for p in module.parameters() if p.ndim != 2]
     align = action == "align"
@@ -164,7 +164,7 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    checkpoint, first, log = work / f"{guesser.name}_{action}.pt", 0, []
+    checkpoint, first, log = work / f"{drafter.name}_{action}.pt", 0, []
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
@@ -172,7 +172,7 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
             o.load_state_dict(s)
         first, log = state["step"], state["log"]
     elif align:
-        begun = torch.load(work / f"{guesser.name}_train.pt", map_location=device, weights_only=True)
+        begun = torch.load(work / f"{drafter.name}_train.pt", map_location=device, weights_only=True)
         module.load_state_dict(begun["module"])
     rows = base.Rows(base.RECIPES["target"], HERE / "target" / "tokenizer.json")
     own = torch.from_numpy(np.load(work / "own_text.npy")) if (work / "own_text.npy").exists() else None
@@ -191,7 +191,7 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
         else:
             ids, _, weight = rows.step(10_000 + step, r.rows, r.length)
         with torch.autocast(device, torch.bfloat16, enabled=r.mixed):
-            found, wanted = guesser.passes(module, target, ids.to(device), r.ahead)
+            found, wanted = drafter.passes(module, target, ids.to(device), r.ahead)
         loss = loss_of(found, wanted, weight.to(device), r.decay)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -202,7 +202,7 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
         stop = bool(limit and time.time() - began > limit)
         if step % 50 == 49 or step + 1 == total or stop:
             if held is not None:
-                log[-1][2] = accepted(guesser, module, target, held[:, :-1])
+                log[-1][2] = accepted(drafter, module, target, held[:, :-1])
             print(f"step {step + 1}: loss {np.mean([x[1] for x in log[-50:]]):.3f}, right {log[-1][2]}", flush=True)
             state = {"module": module.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
             torch.save(state | {"step": step + 1, "log": log}, checkpoint.with_suffix(".tmp"))
@@ -212,28 +212,28 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
             return
 
 
-def export(guesser: Guesser, work: Path) -> None:
+def export(drafter: Drafter, work: Path) -> None:
     """Writes its folder: config.json, bf16 safetensors, and training.json with what was measured on the way."""
     from safetensors.torch import save_file
 
-    out, r = HERE / guesser.name, guesser.recipe
+    out, r = HERE / drafter.name, drafter.recipe
     out.mkdir(exist_ok=True)
     found = {
-        action: torch.load(work / f"{guesser.name}_{action}.pt", weights_only=True) for action in ("train", "align")
+        action: torch.load(work / f"{drafter.name}_{action}.pt", weights_only=True) for action in ("train", "align")
     }
     target, held = load_target("cpu"), torch.from_numpy(np.load(work / "own_text.npy"))[: 2 * HELD : 2]
     rates = {}
     for action, state in found.items():
-        module = guesser.make(target)
+        module = drafter.make(target)
         module.load_state_dict({name: value.to(torch.bfloat16).float() for name, value in state["module"].items()})
-        rates[action] = [round(rate, 4) for rate in accepted(guesser, module, target, held[:, :-1])]
+        rates[action] = [round(rate, 4) for rate in accepted(drafter, module, target, held[:, :-1])]
     tensors = {
-        guesser.name_in_checkpoint(name): value.to(torch.bfloat16).contiguous()
+        drafter.name_in_checkpoint(name): value.to(torch.bfloat16).contiguous()
         for name, value in found["align"]["module"].items()
     }
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # safetensors writes 0600
-    config = guesser.config(json.loads((HERE / "target" / "config.json").read_text()))
+    config = drafter.config(json.loads((HERE / "target" / "config.json").read_text()))
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     record = {
         "recipe": asdict(r),
@@ -252,7 +252,7 @@ def export(guesser: Guesser, work: Path) -> None:
     print(json.dumps(record, indent=2))
 
 
-def main(guesser: Guesser, description: str | None) -> None:
+def main(drafter: Drafter, description: str | None) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "outputs", "align", "export"))
     parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints (ignored by git)")
@@ -263,6 +263,6 @@ def main(guesser: Guesser, description: str | None) -> None:
     if options.action == "outputs":
         own_text(options.work)
     elif options.action == "export":
-        export(guesser, options.work)
+        export(drafter, options.work)
     else:
-        train(guesser, options.work, options.device, options.action, options.seconds)
+        train(drafter, options.work, options.device, options.action, options.seconds)

@@ -30,7 +30,7 @@ from reference_impl.features.baselines.ragged import ragged_batch  # noqa: E402
 
 DISTANCES = (16, 64, 128, 256, 512, 900)
 TASKS_EACH = 60
-AHEAD = {  # what guesses ahead of the target: what it is, and the program that trains it
+AHEAD = {  # drafters for the target: what each is, and the program that trains it
     "eagle": ("a feature head, one layer", "feature_head.py"),
     "mtp": ("a module of multi-token prediction, begun from `eagle`", "multi_token.py"),
     "medusa": ("Medusa heads, a matrix each", "medusa_heads.py"),
@@ -178,7 +178,7 @@ def card(results: dict[str, dict[str, Any]]) -> str:
 Two small language models, trained by `train.py` in this folder, so that perplexity, acceptance rates and
 quantization damage mean something without downloading anything. `target` is the model of the chapters;
 `draft` is for speculative decoding and shares its tokenizer. Architecture: Qwen3 (`Qwen3ForCausalLM`).
-`eagle`, `mtp` and `medusa` are no models of their own: they guess ahead from the target's hidden states, see below.
+`eagle`, `mtp` and `medusa` are no models of their own: they draft ahead from the target's hidden states, see below.
 
 They continue Python source, answer four kinds of generated questions in a chat format, and know nothing else.
 Training rows were at most {longest:,} tokens long: the config allows 2,048 positions, the later ones untrained.
@@ -191,13 +191,13 @@ functions (a completion is cut after its last whole line, or where the function 
 
 ![loss of the target](target/loss.png)
 
-## What guesses ahead
+## Drafters
 
-How often a guess is what the target says, where all guesses before it were, over 32 rows of the target's own greedy
+How often a draft token is what the target says, where all before it were, over 32 rows of the target's own greedy
 text, which no alignment sees and which repeats itself: before and after alignment, which is training on text of the
 target's own, behind that on the training rows.
 
-{chr(10).join(_guesses())}
+{chr(10).join(_drafts())}
 
 `mtp` began from `eagle` as it is shipped, which was aligned already: its few steps made it right no more often.
 
@@ -219,12 +219,12 @@ The library is under the PSF licence; see the licence of your Python.
 """
 
 
-def _guesses() -> list[str]:
-    """Rows of a table: of what guesses, how it was trained, and how often it is right."""
+def _drafts() -> list[str]:
+    """Rows of a table: of each drafter, how it was trained, and how often it is right."""
     records = {name: json.loads((HERE / name / "training.json").read_text()) for name in AHEAD}
     ahead = max(record["recipe"]["ahead"] for record in records.values())
     table = [
-        f"| | parameters | steps on rows, own text | guess | {' | '.join(str(n + 1) for n in range(ahead))} |",
+        f"| | parameters | steps on rows, own text | draft token | {' | '.join(str(n + 1) for n in range(ahead))} |",
         f"| --- | --- | --- | --- |{' --- |' * ahead}",
     ]
     for name, record in records.items():

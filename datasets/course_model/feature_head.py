@@ -1,4 +1,4 @@
-"""Trains a feature head for the course target: one layer that guesses ahead from the target's own hidden states.
+"""Trains a feature head for the course target: one layer that drafts ahead from the target's own hidden states.
 
     python datasets/course_model/feature_head.py train      # distilled on the training rows
     python datasets/course_model/feature_head.py outputs    # the target continues training rows: its own text
@@ -6,11 +6,11 @@
     python datasets/course_model/feature_head.py export     # bf16 safetensors in eagle/, and what was measured
 
 The head of EAGLE (Li et al. 2024), with the loss of EAGLE-3 (2025): it is run several times in a row while it trains,
-on its own features as when it guesses, and each time its distribution is drawn towards the target's (KL divergence).
+on its own features as when it drafts, and each time its distribution is drawn towards the target's (KL divergence).
 At position p it sees the embedding of token p + 1 and the target's hidden state of p (after the last norm), and gives
 what the target's hidden state of p + 1 might be; embedding and logits are the target's, and stay as they are.
 
-distill.py has what this shares with other things that guess.
+distill.py has what this shares with other drafters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FeatureHead(nn.Module):
     def forward(self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, seen: list) -> Tensor:
         """embedded, features [rows, length, hidden] -> the same shape. seen: keys and values of the passes before,
         to which this one's are appended: pass j of position p attends to those of the first up to p - j, and of each
-        other pass i to the position where its guesses lie, p - (j - i)."""
+        other pass i to the position where its drafts lie, p - (j - i)."""
         e = F.rms_norm(embedded, embedded.shape[-1:], self.embed_norm, base.NORM_EPS)
         x = self.layer(self.fc(torch.cat((e, features), -1)), cos, sin, partial(_attend, seen))
         return F.rms_norm(x, x.shape[-1:], self.norm, base.NORM_EPS)
@@ -80,7 +80,7 @@ def _back(x: Tensor, by: int) -> Tensor:
 
 
 def passes(head: FeatureHead, target: base.CourseModel, ids: Tensor, ahead: int) -> tuple[list[Tensor], Tensor]:
-    """As `Guesser.passes` says: guess j is made with j tokens of row r that the head was told, as if its guesses had
+    """As `Drafter.passes` says: draft j is made with j tokens of row r that the head was told, as if its drafts had
     been right."""
     with torch.no_grad():
         features, logits = distill.features_and_logits(target, ids)
@@ -107,7 +107,7 @@ def name_in_checkpoint(key: str) -> str:
     return base.name_in_checkpoint(key.replace("layer.", "layers.0.", 1))
 
 
-GUESSER = distill.Guesser(
+DRAFTER = distill.Drafter(
     name="eagle",
     recipe=distill.Recipe(),
     make=new_head,
@@ -120,4 +120,4 @@ GUESSER = distill.Guesser(
 
 
 if __name__ == "__main__":
-    distill.main(GUESSER, __doc__)
+    distill.main(DRAFTER, __doc__)

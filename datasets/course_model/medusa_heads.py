@@ -1,4 +1,4 @@
-"""Trains Medusa heads for the course target: four small heads that guess ahead from one hidden state of the target.
+"""Trains Medusa heads for the course target: four small heads that draft ahead from one hidden state of the target.
 
     python datasets/course_model/medusa_heads.py train      # distilled on the training rows
     python datasets/course_model/medusa_heads.py outputs    # the target continues training rows: its own text
@@ -42,7 +42,7 @@ class MedusaHeads(nn.Module):
 
 
 def passes(heads: MedusaHeads, target: base.CourseModel, ids: Tensor, ahead: int) -> tuple[list[Tensor], Tensor]:
-    """As `Guesser.passes` says."""
+    """As `Drafter.passes` says."""
     with torch.no_grad():
         features, logits = distill.features_and_logits(target, ids)
     found, features = [], features[:, :-1]
@@ -52,7 +52,7 @@ def passes(heads: MedusaHeads, target: base.CourseModel, ids: Tensor, ahead: int
     return found, logits[:, 1:]
 
 
-GUESSER = distill.Guesser(
+DRAFTER = distill.Drafter(
     name="medusa",
     recipe=RECIPE,
     make=lambda target: MedusaHeads(target.norm.numel(), RECIPE.ahead),
@@ -66,4 +66,4 @@ GUESSER = distill.Guesser(
 
 
 if __name__ == "__main__":
-    distill.main(GUESSER, __doc__)
+    distill.main(DRAFTER, __doc__)

@@ -8,10 +8,10 @@
 It is a feature head (feature_head.py) with a norm on the target's hidden state as well. Two things are not DeepSeek's:
 theirs is trained with the model, on the words of the text, and ours behind it, towards the target's distribution, which
 is what decides on acceptance; and ours begins from the trained feature head, so that minutes are enough. As theirs when
-it serves, one module is run for all guesses, on its own hidden states.
+it serves, one module is run for all drafts, on its own hidden states.
 
 What is shipped had 20 steps of 3 rows on the training rows and 24 on the target's own text, in float32. It is right no
-more often than the head that it began from. Share of right first and fourth guesses on the held-out rows:
+more often than the head that it began from. Share of right first and fourth drafts on the held-out rows:
 
     the head, as it is shipped          0.9064    0.9349
     the module before its first step    0.9072    0.9270
@@ -70,15 +70,15 @@ def new_module(target: base.CourseModel) -> MultiToken:
     return module
 
 
-GUESSER = distill.Guesser(
+DRAFTER = distill.Drafter(
     name="mtp",
     recipe=distill.Recipe(steps=20, align_steps=24, rows=3, lr=1e-3, mixed=False),
     make=new_module,
     passes=feature_head.passes,
     name_in_checkpoint=lambda key: NAMES.get(key) or feature_head.name_in_checkpoint(key),
-    config=lambda target: feature_head.GUESSER.config(target) | {"architectures": ["MultiTokenPrediction"]},
+    config=lambda target: feature_head.DRAFTER.config(target) | {"architectures": ["MultiTokenPrediction"]},
 )
 
 
 if __name__ == "__main__":
-    distill.main(GUESSER, __doc__)
+    distill.main(DRAFTER, __doc__)

@@ -88,7 +88,7 @@ def test_the_card_names_the_files_that_are_there(programs):
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("eagle", 0.6, 1.0), ("mtp", 0.6, 1.0), ("medusa", 0.15, 0.5)])
-def test_what_guesses_ahead_is_right_about_as_often_as_the_card_says(name, least, most):
+def test_a_drafter_is_right_about_as_often_as_the_card_says(name, least, most):
     """On other text than the card's: 0.84 and 0.28 were seen. Weights that are read wrongly are right by chance."""
     from reference_impl import LLM, SamplingParams
 
