@@ -1,4 +1,4 @@
-"""A target and a draft model of your own: acceptance, what steps and guesses cost, and the speed-up beside the formula.
+"""A target and a draft model of your own: acceptance, what steps and drafts cost, and the speed-up beside the formula.
 
     inferlab bench draft_pair --target FOLDER --draft FOLDER [--dtype bfloat16] [--num-drafts 1 2 4 8]
 
@@ -27,12 +27,12 @@ def measure(
 ) -> list[dict[str, Any]]:
     """For each k what `_Measured.against` finds, and "speed_up", the ratio of the seconds of a whole run with its
     prompts and its host work, which the formula leaves out. The plain engine stays in memory, and beside it one with
-    guesses at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
+    drafts at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
     prompts = workload("code", batch)
 
     def served(k: int) -> tuple[_Measured, float]:
-        guessing = {"draft_model": draft, "num_drafts": k, "adaptive_drafts": "off"} if k else {}
-        one = _Measured(LLM(target, prefix_cache="off", max_model_len=1024, **guessing, **options))
+        drafting = {"draft_model": draft, "num_drafts": k, "adaptive_drafts": "off"} if k else {}
+        one = _Measured(LLM(target, prefix_cache="off", max_model_len=1024, **drafting, **options))
         for _ in range(rounds):  # the first warms up; the trace and the seconds of the last are what counts
             one.forget()
             began = time.perf_counter()
@@ -60,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1)
     asked = parser.parse_args(arguments)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{asked.target} with guesses of {asked.draft}, {asked.dtype}, batch {asked.batch}, on {where}")
+    print(f"{asked.target} with drafts of {asked.draft}, {asked.dtype}, batch {asked.batch}, on {where}")
     for row in measure(asked.target, asked.draft, asked.num_drafts, asked.batch, dtype=asked.dtype):
         print(
-            f"k = {row['k']}: {row['acceptance']:.0%} of {row['guesses']} guesses kept, {row['tokens_per_row']:.2f} "
+            f"k = {row['k']}: {row['acceptance']:.0%} of {row['guesses']} draft tokens kept, {row['tokens_per_row']:.2f} "
             f"tokens a step, v {row['v']:.2f}, c {row['c']:.3f}: {row['speed_up']:.2f}x, by formula "
             f"{row['bound']:.2f}x; {row['same_texts']} of {asked.batch} texts the same"
         )

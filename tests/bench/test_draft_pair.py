@@ -11,7 +11,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "NEW_TOKENS", 16)
 
 
-def test_more_guesses_give_more_tokens_a_step_and_the_same_text(short: None) -> None:
+def test_more_drafts_give_more_tokens_a_step_and_the_same_text(short: None) -> None:
     target, draft = course_model("target"), course_model("draft")
     one, four = draft_pair.measure(target, draft, (1, 4), rounds=1, dtype="float64", kv_cache_bytes=2**23)
     assert (one["k"], four["k"]) == (1, 4)
