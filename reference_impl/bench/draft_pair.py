@@ -26,8 +26,8 @@ def measure(
     target: Any, draft: Any, num_drafts: Sequence[int], batch: int = 1, rounds: int = 2, **options: Any
 ) -> list[dict[str, Any]]:
     """For each k what `_Measured.against` finds, and "speed_up", the ratio of the seconds of a whole run with its
-    prompts and its host work, which the formula leaves out. The plain engine stays in memory, and beside it one with
-    drafts at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
+    prompts and its host work, which the formula leaves out. The plain engine stays in memory, and beside it one
+    with drafts, a k at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
     prompts = workload("code", batch)
 
     def served(k: int) -> tuple[_Measured, float]:
@@ -63,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{asked.target} with drafts of {asked.draft}, {asked.dtype}, batch {asked.batch}, on {where}")
     for row in measure(asked.target, asked.draft, asked.num_drafts, asked.batch, dtype=asked.dtype):
         print(
-            f"k = {row['k']}: {row['acceptance']:.0%} of {row['guesses']} draft tokens kept, {row['tokens_per_row']:.2f} "
-            f"tokens a step, v {row['v']:.2f}, c {row['c']:.3f}: {row['speed_up']:.2f}x, by formula "
-            f"{row['bound']:.2f}x; {row['same_texts']} of {asked.batch} texts the same"
+            f"k = {row['k']}: {row['acceptance']:.0%} of {row['guesses']} draft tokens kept, "
+            f"{row['tokens_per_row']:.2f} tokens a step, v {row['v']:.2f}, c {row['c']:.3f}: "
+            f"{row['speed_up']:.2f}x, by formula {row['bound']:.2f}x; "
+            f"{row['same_texts']} of {asked.batch} texts the same"
         )
     return 0
