@@ -270,21 +270,21 @@ def why_not_graphs(half: WorkerHalf, draft: Drafts | None = None) -> str | None:
 
 
 def make_sampler(half: WorkerHalf) -> Sampler:
+    from reference_impl.assembly.sampler import called, sample
+
     triton = computes_with_triton(half.model, half.config)
     if half.config.sampling_noise == "gumbel" and triton:
-        from reference_impl.assembly.triton_gumbel_sampler import sample_with_triton_and_gumbel
+        from reference_impl.features.gumbel.triton import TritonGumbelSampler
 
-        return sample_with_triton_and_gumbel
+        return called(TritonGumbelSampler)
     if half.config.sampling_noise == "gumbel":
-        from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
+        from reference_impl.features.gumbel.sampler import GumbelSampler
 
-        return sample_with_gumbel
+        return called(GumbelSampler)
     if triton:
-        from reference_impl.assembly.triton_sampler import sample_with_triton
+        from reference_impl.features.triton_sampler.sampler import TritonSampler
 
-        return sample_with_triton
-    from reference_impl.assembly.sampler import sample
-
+        return called(TritonSampler)
     return sample
 
 

@@ -13,9 +13,10 @@ import torch
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.gumbel_sampler import CalledGumbelSampler, sample_with_gumbel
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import called, sample
+from reference_impl.features.gumbel.sampler import GumbelSampler
+from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.features.speculative.rejection import is_exact
 from reference_impl.features.speculative.tree_growing import Noise
 from reference_impl.interfaces import SamplingParams
@@ -30,6 +31,7 @@ from tests.engine.test_rejection import drafting as drafting
 from tests.engine.test_rejection import expected as expected
 
 GUMBEL: dict[str, Any] = {"sampling_noise": "gumbel"}
+sample_with_gumbel = called(GumbelSampler)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_a_tree_that_is_grown_by_the_positions_numbers_is_kept_more(
 
 
 def test_requests_without_a_seed_are_verified_by_rejection_unless_a_choose_is_ones_own() -> None:
-    class Likeliest(CalledGumbelSampler):
+    class Likeliest(CalledSampler, GumbelSampler):
         def choose(self, scores: torch.Tensor, t: Any) -> torch.Tensor:
             return scores.argmax(-1)
 
@@ -185,6 +187,6 @@ def test_the_option_chooses_the_engines_own_sampler_and_no_other(large) -> None:
     assert Engine(large, EngineConfig(**GUMBEL)).executor.sampler is sample_with_gumbel  # type: ignore[attr-defined]
     assert Engine(large, EngineConfig()).executor.sampler is sample  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="Parts.sampler, CalledGumbelSampler, is given: leave one of the two out"):
-        Engine(large, EngineConfig(**GUMBEL), Parts(sampler=CalledGumbelSampler()))
+        Engine(large, EngineConfig(**GUMBEL), Parts(sampler=type(sample_with_gumbel)()))
     with pytest.raises(ValueError, match="sampling_noise: expected one of one-number, gumbel, got 'white'"):
         EngineConfig(sampling_noise="white")  # type: ignore[arg-type]

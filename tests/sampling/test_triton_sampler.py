@@ -15,12 +15,13 @@ if not torch.cuda.is_available():
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
-from reference_impl.assembly.sampler import sample
-from reference_impl.assembly.triton_gumbel_sampler import CalledTritonGumbelSampler, sample_with_triton_and_gumbel
-from reference_impl.assembly.triton_sampler import sample_with_triton
+from reference_impl.assembly.sampler import called, sample
 from reference_impl.core.sampler import SETTINGS, settings_of
 from reference_impl.core.staging import to_device
+from reference_impl.features.gumbel.sampler import GumbelSampler
+from reference_impl.features.gumbel.triton import TritonGumbelSampler
+from reference_impl.features.penalties.sampler import CalledSampler
+from reference_impl.features.triton_sampler.sampler import TritonSampler
 from reference_impl.interfaces import Request, SamplingParams
 from tests.executor.dense import dense_engine, dense_model
 from tests.executor.tape import recorder
@@ -34,7 +35,8 @@ PARAMS = [
 ]  # fmt: skip
 
 
-PAIRS = [(sample, sample_with_triton), (sample_with_gumbel, sample_with_triton_and_gumbel)]
+sample_with_triton_and_gumbel = called(TritonGumbelSampler)
+PAIRS = [(sample, called(TritonSampler)), (called(GumbelSampler), sample_with_triton_and_gumbel)]
 
 
 @pytest.mark.parametrize(("in_torch", "with_kernel"), PAIRS, ids=["one number", "noise"])
@@ -64,7 +66,7 @@ def test_the_engine_samples_with_the_kernel_if_it_computes_with_triton(random_mo
 def test_with_noise_the_kernel_stands_in_a_replay_and_trees_ask_it_for_ranks(random_model) -> None:
     """What it chooses is the first of the ranks."""
 
-    class OfFloat32(CalledTritonGumbelSampler):  # the kernel takes no float64
+    class OfFloat32(CalledSampler, TritonGumbelSampler):  # the kernel takes no float64
         def choose(self, scores: torch.Tensor, t: Any) -> torch.Tensor:
             return super().choose(scores.float(), t)
 
