@@ -27,14 +27,13 @@ from reference_impl.assembly.generation import Generation, embedding, with_all_c
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
-from reference_impl.assembly.names import options_of
+from reference_impl.assembly.names import AnyPrompt, Conversation, conversations, listed, options_of, plain
 from reference_impl.assembly.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
     RequestOutput,
 )
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
