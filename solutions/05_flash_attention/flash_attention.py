@@ -318,7 +318,7 @@ check_huge([0.0, 1.0, 2.0, 3.0], 4)  # the largest comes last
 check_huge([20_000.0, 19_999.0, 0.0, -20_000.0], 2)
 check_huge([-20_000.0, -20_001.0, -20_003.0, -20_002.0], 2)  # all far below zero
 check_huge([-200_000.0, -200_001.0], 2)
-check_huge([-1e30, -1e30], 2)  # far below any number that stands for minus infinity
+check_huge([-1e20], 1)  # far below what often stands for minus infinity; beside it float32 has room for no second key
 draw = rng("check_online_huge")
 for sign in (1, -1):
     far = [sign * random_int(500, 30_000, draw) + float(random_int(-2, 2, draw)) for _ in range(6)]
@@ -457,7 +457,7 @@ check_tiles(random_int(5, 9, draw), 30, 4, 2, 4, 4, 3, random_int(1, 9, draw), g
 check_tiles(9, random_int(1, 6, draw), 4, 2, 4, 4, 3, random_int(7, 20, draw), generator=draw)
 check_tiles(12, 12, 2, 1, 4, 4, 3, 0, generator=draw, factor=random_int(200, 500, draw), limit=5e-3)
 check_tiles(6, 9, 2, 1, 4, 4, 3, 3, generator=draw, factor=0, shift=-200_000, limit=0.1)
-check_tiles(6, 9, 2, 1, 4, 4, 3, 3, generator=draw, factor=0, shift=-1e30, limit=0.1)
+check_tiles(3, 3, 2, 1, 4, 4, 3, 0, generator=draw, factor=0, shift=-1e20, limit=0.1)
 check_tiles(
     12, 12, 2, 1, 4, 4, 3, 0, generator=draw, factor=300_000, limit=0.1
 )  # hidden scores are far above visible ones
@@ -618,7 +618,7 @@ for factor in (1, 3, 2000):
 q, k, v = random_qkv(1, 70, 2, 1, 3, draw)
 check_merged(q, k, v, [1] * 70)
 check_merged(0 * q, k, v, [35, 35], shift=-32_768.0)
-check_merged(0 * q, k, v, [35, 35], shift=-1e30)
+check_merged(0 * q, k, v, [70, 0], shift=-1e20)
 
 
 # %% nbgrader={"grade_id": "check_merge_empty", "grade": true, "points": 1}
@@ -767,7 +767,7 @@ for shift in (0.0, 300.0, -300.0, -30_000.0):
     num_columns = random_int(2, 70, draw)
     check_rows([0, 1, num_columns, random_int(0, num_columns, draw)], num_columns, draw, 5.0, shift)
 check_rows([random_int(20, 30, draw)] * 3, 30, draw, 300.0)  # scores far from one another
-check_rows([3, 2], 5, draw, 0.0, -1e30)
+check_rows([3, 2], 5, draw, 0.0, -1e20)
 check_rows([1, 0], 1, draw)
 check_rows([64, 63, 33, 32], 64, draw)
 
@@ -832,7 +832,7 @@ for block in (1, 16, 64):
     check_lse(random_scores(2, random_int(2, 5, draw) * block + random_int(0, block - 1, draw), draw, 30.0), block)
 check_lse(random_scores(2, 33, draw), 16)  # one column in the last tile
 check_lse(random_scores(2, 140, draw), 2)
-check_lse(random_scores(2, 20, draw, 0.0, -1e30), 16)
+check_lse(random_scores(2, 20, draw, 0.0, -1e20), 16)
 check_lse(random_scores(2, 40, draw, 1.0, 20_000.0), 8)
 check_lse(random_scores(2, random_int(1, 15, draw), draw), 16)
 ordered = torch.arange(50.0)[None] * random_int(2, 9, draw)
@@ -848,8 +848,9 @@ check_lse(masked, 8)
 # and sees the keys j <= first + i; `first` >= 0, so that each sees one. A score is q·k × scale. 1 <= q_len <= BLOCK_M,
 # 1 <= kv_len <= BLOCK_N, HEAD_DIM <= BLOCK_D; the blocks are powers of 2, at least 16.
 #
-# `tl.dot(a, b)` multiplies `[M, K]` by `[K, N]`. On a GPU it rounds float32 to 11 bits; `input_precision="ieee"` prevents
-# that. `tl.trans(tile)` transposes.
+# `tl.dot(a, b)` multiplies `[M, K]` by `[K, N]`. On a GPU it rounds float32 to 11 bits, which `input_precision="ieee"`
+# prevents, and `check_compiles` expects. Of `tl.sum(a[:, :, None] * b[None, :, :], 1)` the compiler makes the same
+# product, rounded. `tl.trans(tile)` transposes.
 #
 # **Trap (out of bounds):** a tile's last rows may be beyond the end of the tensor. Reading and writing there hits other
 # memory.
@@ -922,7 +923,7 @@ check_tile(10, 20, 16, 12, draw, 16, 32)
 check_tile(20, 10, 16, 0, draw, 32, 16)
 check_tile(16, 16, 16, 0, draw, shift=-20_000, limit=5e-2)
 check_tile(9, 9, 16, 0, draw, factor=0, shift=-200_000)
-check_tile(9, 9, 16, 0, draw, factor=0, shift=-1e30)
+check_tile(9, 9, 16, 0, draw, factor=0, shift=-1e20)
 check_tile(16, 16, 16, 0, draw, factor=300_000, limit=0.1)  # hidden scores are far above visible ones
 check_tile(random_int(1, 16, draw), 16, random_int(17, 40, draw), random_int(0, 20, draw), draw)
 check_tile(16, random_int(17, 31, draw), 16, random_int(0, 9, draw), draw, 16, 32)
@@ -938,7 +939,8 @@ check_tile(random_int(17, 31, draw), random_int(1, 15, draw), 16, 0, draw, 32, 1
 # - q, k, v as in the table at the top, of one dtype, float32 or float16, each contiguous; `q_stride` and `kv_stride` are
 #   the numbers from one token to the next. GROUP is num_heads // num_kv_heads.
 # - `o` has the dtype of q, `lse` `[num_heads, q_len]` is float32. Scores, sums and the weighted sum of values are float32
-#   in any case, and float32 is not rounded before it is multiplied.
+#   in any case. float32 is not rounded before it is multiplied, and float16 is not widened: each `tl.dot` multiplies
+#   two tiles of the dtype of q, so weights are rounded to it.
 # - Any q_len >= 1, kv_len >= 0, head_dim >= 1, and any `first`, even negative. A query without visible keys gets zeros,
 #   and minus infinity for its lse.
 # - BLOCK_M and BLOCK_N are powers of 2, at least 16, and need not be equal. BLOCK_D is a power of 2, at least 16 and at
@@ -1139,7 +1141,7 @@ check_attention(40, 60, 2, 1, 6, -random_int(17, 30, draw), draw, blocks=(16, 16
 check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), draw)  # no visible keys
 check_attention(20, 30, 1, 1, 16, random_int(31, 99, draw), draw)  # fewer keys than positions
 check_attention(20, 20, 1, 1, 16, 0, draw, blocks=(16, 16), shift=-20_000.0, limit=5e-2)
-check_attention(20, 20, 1, 1, 16, 0, draw, blocks=(16, 16), factor=0, shift=-1e30, limit=5e-2)
+check_attention(16, 16, 1, 1, 16, 0, draw, blocks=(16, 16), factor=0, shift=-1e20, limit=5e-2)
 check_attention(20, 20, 1, 1, 16, 0, draw, blocks=(16, 16), factor=300_000, limit=0.1)  # hidden scores far above
 check_attention(20, 20, 1, 1, 16, 0, draw, blocks=(16, 16), factor=random_int(200, 500, draw), limit=5e-3)
 
@@ -1249,16 +1251,16 @@ check_loads(20, 40, 20, (16, 16), draw, head_dim=32)
 
 
 # %% nbgrader={"grade_id": "check_compiles", "grade": true, "points": 1}
-# property: a kernel whose o is right compiles for an A100, which need not be here, in float16 with heads of 64, and in
-#   float32, which it does not round before it multiplies.
-# question: What does the compiler say, and in which line? What does tl.dot do to float32 on a GPU?
+# property: a kernel whose o is right compiles for an A100, which need not be here, in float16 with heads of 64, which its
+#   tensor cores multiply, and in float32, which it does not round before it multiplies; neither does tile_kernel.
+# question: What does the compiler say, and in which line? What does tl.dot do to float32 on a GPU, and what to float16?
 # hint: the interpreter accepts more than the compiler does. A value that a loop changes keeps its type and shape, both
 #   sides of an `if` give a name the same type, there is no `break`, and a number beside the kernel is a tl.constexpr.
-#   Each tl.dot has input_precision="ieee".
+#   Each tl.dot has input_precision="ieee", and factors of the dtype of q: weights become that, values stay it.
 # explanation: `largest = float("-inf")` before a loop is a Python number, and a tile of BLOCK_M numbers after its first
 #   turn: the compiler needs one type for both, the interpreter does not. `tl.full([BLOCK_M], float("-inf"), tl.float32)`
-#   has it from the start. Tensor cores round both factors of a float32 product to 11 bits (TF32), unless "ieee" keeps it
-#   out of them.
+#   has it from the start. Tensor cores multiply float16 as it is. Both factors of a float32 product they round to 11 bits
+#   (TF32), unless "ieee" keeps it out of them; so float16 that is widened first does without them, too.
 TYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -1270,18 +1272,35 @@ def check_compiled(dtype, head_dim, tile):
     types = dict.fromkeys(("q", "k", "v", "o"), f"*{dtype}") | {"lse": "*fp32"}
     types |= {"q_len": "i32", "kv_len": "i32", "first": "i32", "scale": "fp32", "q_stride": "i32", "kv_stride": "i32"}
     constants = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_D": head_dim}
-    found = compiled(flash_kernel, types, constants, capability=80)
-    assert not found.error, f"{dtype}, head_dim {head_dim}: it does not compile for an A100. {found.error}"
-    print(f"{dtype}, head_dim {head_dim}: {found.registers} registers per thread, {found.spilled} bytes spilled, "
+    found = compiled_for_a100(flash_kernel, types, constants, f"{dtype}, head_dim {head_dim}")
+    if dtype == "fp16":
+        seen = " and ".join(found.factors) or "nothing"
+        assert list(found.factors) == ["f16"], (
+            f"fp16: tl.dot multiplies {seen}, tensor cores only float16. Do both factors of each have the dtype of q?"
+        )
+
+
+def compiled_for_a100(kernel, types, constants, what):
+    found = compiled(kernel, types, constants, capability=80)
+    assert not found.error, f"{what}: it does not compile for an A100. {found.error}"
+    print(f"{what}: {found.registers} registers per thread, {found.spilled} bytes spilled, "
           f"{found.shared / 1024:.0f} KiB of shared memory")  # fmt: skip
     rounded = [kind for kind in found.tensor_cores if "tf32" in kind]
     assert not rounded, (
-        f'{dtype}: tensor cores multiply {rounded[0]}, 11 bits a factor. Has each tl.dot input_precision="ieee"?'
+        f'{what}: tensor cores multiply {rounded[0]}, 11 bits a factor. Has each tl.dot input_precision="ieee"?'
     )
+    return found
 
 
 check_compiled("fp16", 64, 64)
 check_compiled("fp32", 32, 32)
+types = (
+    dict.fromkeys(("q", "k", "v", "o"), "*fp32")
+    | dict.fromkeys(("q_len", "kv_len", "first"), "i32")
+    | {"scale": "fp32"}
+)
+constants = {"HEAD_DIM": 16, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": 16}
+compiled_for_a100(tile_kernel, types, constants, "tile_kernel, fp32, head_dim 16")
 
 # %% [markdown] nbgrader={"grade_id": "text_compiled"}
 # ## 6. Your kernel compiled for GPUs

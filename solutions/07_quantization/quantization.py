@@ -700,6 +700,10 @@ def check_compiled(dtype, tensor_cores):
     seen = " and ".join(found.tensor_cores) or "nothing"
     print(f"x in {dtype}: {found.registers} registers per thread, {found.spilled} bytes spilled, "
           f"{found.shared / 1024:.0f} KiB of shared memory; tensor cores multiply {seen}")  # fmt: skip
+    if dtype == "fp16":
+        assert "f32" not in found.factors, (
+            "x in fp16: a factor of a tl.dot is float32, and tensor cores do not multiply it"
+        )
     assert list(found.tensor_cores) == tensor_cores, (
         f"x in {dtype}, compiled for an A100: expected tensor cores to multiply {' and '.join(tensor_cores) or 'nothing'}, "
         f"saw {seen}. "

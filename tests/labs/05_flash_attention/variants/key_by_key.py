@@ -104,7 +104,8 @@ def tile_kernel(
     sees = (n < kv_len) & (n <= first + row)
     score = tl.where(sees, tl.sum(query[:, None, :] * key[None, :, :], 2) * scale, -1e30)
     weight = tl.where(sees, tl.exp(score - tl.max(score, 1, keep_dims=True)), 0.0)
-    mean = tl.sum((weight / tl.sum(weight, 1, keep_dims=True))[:, :, None] * value[None, :, :], 1)
+    total = tl.sum(weight, 1, keep_dims=True)  # divided by here: of the plain sum the compiler makes a tl.dot, in TF32
+    mean = tl.sum(weight[:, :, None] * value[None, :, :] / total[:, :, None], 1)
     tl.store(o + row * HEAD_DIM + column, mean, mask=(row < q_len) & (column < HEAD_DIM))
 
 
@@ -119,7 +120,7 @@ def flash_kernel(
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (row < q_len)[:, None] & (column < HEAD_DIM)[None, :]
     places = (row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
-    query = tl.load(q + places, mask=inside, other=0.0).to(tl.float32) * scale
+    query = tl.load(q + places, mask=inside, other=0.0)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     mean = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -128,15 +129,15 @@ def flash_kernel(
         n = start + tl.arange(0, KEYS)
         at = (n * kv_stride + (head // GROUP) * HEAD_DIM)[:, None] + column[None, :]
         there = (n <= last)[:, None] & (column < HEAD_DIM)[None, :]
-        key = tl.load(k + at, mask=there, other=0.0).to(tl.float32)
-        value = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
+        key = tl.load(k + at, mask=there, other=0.0)
+        value = tl.load(v + at, mask=there, other=0.0)
         sees = (n < kv_len)[None, :] & (n[None, :] <= (first + row)[:, None])
-        score = tl.where(sees, tl.dot(query, tl.trans(key), input_precision="ieee"), float("-inf"))
+        score = tl.where(sees, tl.dot(query, tl.trans(key), input_precision="ieee") * scale, float("-inf"))
         new = tl.maximum(top, tl.max(score, 1))
         shrink = tl.where(weight > 0, tl.exp(top - new), 0.0)
         mine = tl.where(sees, tl.exp(score - new[:, None]), 0.0)
         weight = weight * shrink + tl.sum(mine, 1)
-        mean = mean * shrink[:, None] + tl.dot(mine, value, input_precision="ieee")
+        mean = mean * shrink[:, None] + tl.dot(mine.to(value.dtype), value, input_precision="ieee")
         top = new
     some = weight > 0
     mean = tl.where(some[:, None], mean / weight[:, None], 0.0)
