@@ -59,7 +59,7 @@ def run_compare(args: argparse.Namespace) -> None:
     for name in args.workload:
         arrivals = by_step(_requests(name, args), seconds_per_step=0.02)
         for cache in ("hash", "off"):
-            cases[f"{name}, prefix cache {cache}"] = arrivals, replace(_config(args), prefix_cache=cache)
+            cases[f"{name}, prefix cache {cache}"] = arrivals, replace(CONFIG, prefix_cache=cache)
     measured: list[list[Measured]] = []
     runs: dict[str, list[list[Step]]] = {name: [] for name in cases}
     for turn in range(args.rounds):
@@ -70,28 +70,22 @@ def run_compare(args: argparse.Namespace) -> None:
     cost = _fit(decoder, measured, stamp)
     result: dict[str, Any] = {"stamp": cost.stamp, "calibration_error": cost.error}
     result["coefficients"] = dict(zip(COEFFICIENTS, cost.coefficients, strict=True))
-    cut = "as they are" if args.whole else f"cut to (prompt, output, factor on outputs) {CUT}"
-    result["load"] = f"{args.num} requests of each workload, {RATE:g} per second or as recorded, {cut}"
-    result["config"] = vars(_config(args))
+    result["load"] = (
+        f"{args.num} requests of each workload, {RATE:g} per second or as recorded, cut to (prompt, output, factor on "
+        f"outputs) {CUT}"
+    )
+    result["config"] = vars(CONFIG)
     for name, (arrivals, config) in cases.items():
         simulated = simulated_steps(arrivals, cost, config, _longest(decoder))
         result[name] = compare(simulated, runs[name])
-    args.file.write_text(json.dumps(result, indent=2) + "\n")
+    harness.write(args.file, result)
     print(json.dumps(result, indent=2))
 
 
 def _requests(name: str, args: argparse.Namespace) -> list[WorkloadRequest]:
     """At RATE; a recorded trace keeps its own."""
     rate = None if name.endswith(".jsonl") else RATE
-    requests = list(workload(name, rate=rate, num_requests=args.num))
-    return requests if args.whole else shrunk(requests, *CUT)
-
-
-def _config(args: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
-        max_num_seqs=args.seats, max_num_batched_tokens=args.budget, num_blocks=args.blocks,
-        preemption=args.preemption, swap_bytes=args.swap_bytes,
-    )  # fmt: skip
+    return shrunk(list(workload(name, rate=rate, num_requests=args.num)), *CUT)
 
 
 def _longest(decoder: Decoder) -> int:

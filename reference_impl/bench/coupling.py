@@ -59,7 +59,7 @@ FORMULAS: dict[str, Callable[[Floats, Floats], float]] = {
 }  # fmt: skip
 
 
-def measure(target: str | Path, draft: str | Path, num: int, tokens: int, temperature: float = 1.0) -> list[Any]:
+def measure(target: str | Path, draft: str | Path, num: int, tokens: int) -> list[Any]:
     """(way, guesses, share kept, share by the formula over its texts), of so many requests and tokens of each."""
     prompts = workload("code", 8)
     found = []
@@ -68,11 +68,9 @@ def measure(target: str | Path, draft: str | Path, num: int, tokens: int, temper
         options: dict[str, Any] = {"dtype": "float32", "num_drafts": 1, "adaptive_drafts": "off", "seed": 1}
         llm = LLM(target, draft_model=draft, sampling_noise=noise, max_model_len=512, **options)
         asked = [
-            SamplingParams(
-                max_tokens=tokens, temperature=temperature, seed=None if way == "rejection" else i, ignore_eos=True
-            )
+            SamplingParams(max_tokens=tokens, temperature=1.0, seed=None if way == "rejection" else i, ignore_eos=True)
             for i in range(num)
-        ]  # fmt: skip
+        ]
         outputs = llm.generate([prompts[i % len(prompts)] for i in range(num)], asked)
         use = DraftUse.of(llm.engine.trace.steps())
         texts = [[*o.prompt_token_ids, *o.outputs[0].token_ids] for o in outputs]
@@ -80,7 +78,7 @@ def measure(target: str | Path, draft: str | Path, num: int, tokens: int, temper
         shares = []
         for text, output in zip(texts, outputs, strict=True):
             by_model = [
-                logits(model, text[:-1], len(output.prompt_token_ids) - 1).cpu().double() / temperature
+                logits(model, text[:-1], len(output.prompt_token_ids) - 1).cpu().double()
                 for model in (engine.model, engine.executor.draft.model)
             ]
             of_target, of_draft = (each.softmax(-1).numpy() for each in by_model)
@@ -95,9 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draft", default=str(course_model("draft")))
     parser.add_argument("--num", type=int, default=32, help="requests")
     parser.add_argument("--tokens", type=int, default=48, help="of each request")
-    parser.add_argument("--temperature", type=float, default=1.0)
     asked = parser.parse_args(arguments)
-    print(f"{asked.num} requests of {asked.tokens} tokens at temperature {asked.temperature}, one guess in a step")
-    for way, guesses, kept, expected in measure(asked.target, asked.draft, asked.num, asked.tokens, asked.temperature):
+    print(f"{asked.num} requests of {asked.tokens} tokens at temperature 1, one guess in a step")
+    for way, guesses, kept, expected in measure(asked.target, asked.draft, asked.num, asked.tokens):
         print(f"{way:10} {kept:.3f} of {guesses} guesses kept; by the formula {expected:.3f}")
     return 0

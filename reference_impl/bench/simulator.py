@@ -71,7 +71,7 @@ def _fleet(args: argparse.Namespace) -> None:
     }  # fmt: skip
     print(json.dumps(found, indent=2))
     if args.file is not None:
-        args.file.write_text(json.dumps(found, indent=2) + "\n")
+        harness.write(args.file, found)
 
 
 _MAXRSS = 1 if sys.platform == "darwin" else 1024  # bytes
@@ -88,12 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--file", type=Path, default=harness.RESULTS / f"simulation_{name}.json")
     command.add_argument("--workload", nargs="+", default=["chat", "agents"], help="names, or .yaml or .jsonl files")
     command.add_argument("--num", type=int, default=10, help="requests of each workload")
-    command.add_argument("--whole", action="store_true", help="requests as they are, not cut for a short run")
-    command.add_argument("--seats", type=int, default=32, help="requests that may run at once")
-    command.add_argument("--budget", type=int, default=512, help="tokens of a step")
-    command.add_argument("--blocks", type=int, default=1024, help="of 16 tokens")
-    command.add_argument("--preemption", choices=("recompute", "swap"), default="recompute")
-    command.add_argument("--swap-bytes", type=int, default=64 << 20, help="of host memory for swapped blocks")
     fleet = commands.add_parser("fleet", help=_fleet.__doc__)
     fleet.set_defaults(run=_fleet)
     fleet.add_argument("--workload", default="chat")
