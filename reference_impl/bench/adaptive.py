@@ -25,11 +25,7 @@ BESIDE = "plain beside plain"
 
 def run(rounds: int, model: str = "target") -> dict[str, Any]:
     """Interleaved; a stamped result."""
-    found: dict[str, Any] = {"stamp": harness.stamp(), "rounds": rounds, "new_tokens": bench.NEW_TOKENS, "cases": []}
-    for kind in ("repeats", "code"):
-        for batch in bench.BATCHES:
-            found["cases"].append(_case(model, kind, batch, rounds))
-    return found
+    return bench.each_case(_case, rounds, model)
 
 
 def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
@@ -73,4 +69,4 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return harness.in_rounds("adaptive", 20, run, lambda found: "\n".join(lines(found)), arguments)
+    return harness.in_rounds("adaptive", 20, run, lines, arguments)

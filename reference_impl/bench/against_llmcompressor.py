@@ -40,7 +40,7 @@ from reference_impl.models.quantization.packing import unpack_words
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
 
-VARIABLE = "INFERLAB_LLMCOMPRESSOR"
+NAME, VARIABLE = "against_llmcompressor", "INFERLAB_LLMCOMPRESSOR"
 WORKER = Path(__file__).with_name("llmcompressor_worker.py")
 HOW = (
     "python -m venv FOLDER; FOLDER/bin/pip install llmcompressor (it needs other versions of packages than this "
@@ -210,13 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--models", nargs="+", choices=gates.MODELS, default=gates.MODELS, help="course models")
     parser.add_argument("--seeds", type=int, choices=range(2, len(T_975) + 2), default=5, help="calibration draws")
-    parser.add_argument("--first", type=int, default=FIRST, help="seed of the first draw; the others follow it")
     parser.add_argument("--work", type=Path, help="keep checkpoints here, and take llmcompressor's that are there")
     parser.add_argument("--save", action="store_true", help="write results/against_llmcompressor.json")
     options = parser.parse_args(arguments)
     stamp = harness.stamp()
     with tempfile.TemporaryDirectory() as folder:
-        seeds = range(options.first, options.first + options.seeds)
+        seeds = range(FIRST, FIRST + options.seeds)
         found = run(options.models, seeds, options.work or Path(folder))
     if "not_measured" in found:
         print(f"llmcompressor: not measured: {found['not_measured']}", file=sys.stderr)
@@ -224,12 +223,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(markdown(found))
     if options.save:
         stamped = {model: {"stamp": stamp} | one for model, one in found.items()}
-        print(f"wrote {harness.save('against_llmcompressor', recorded() | stamped)}")
+        print(f"wrote {harness.save(NAME, harness.recorded(NAME) | stamped)}")
     return 0
-
-
-def recorded() -> dict[str, Any]:
-    """{course model: its result}; {} where nothing is recorded."""
-    file = harness.RESULTS / "against_llmcompressor.json"
-    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found

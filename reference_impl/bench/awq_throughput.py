@@ -42,7 +42,6 @@ from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import DEVICES
 from reference_impl.theory.model_shapes import ModelShape, from_config
 
-TEXTS = Path(__file__).resolve().parent / "texts"
 FORMATS = ("bf16", "int4")
 CPU_FORM = "declared CPU form: these are a CPU's times of a small model, and say nothing about a GPU"
 
@@ -217,8 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--model", help="folder; default: the course model")
     parser.add_argument("--out", help="where the quantized folder stays; default: nowhere")
-    parser.add_argument("--calibration", default=str(TEXTS / "calibration.txt"), help="a text like your prompts")
-    parser.add_argument("--text", default=str(TEXTS / "judged.txt"), help="another one, which judges")
+    parser.add_argument("--calibration", default=str(harness.TEXTS / "calibration.txt"), help="like your prompts")
+    parser.add_argument("--text", default=str(harness.TEXTS / "judged.txt"), help="another one, which judges")
     parser.add_argument("--rows", type=int, help="calibration windows; default: 16, and 4 of the course model")
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=8, help="of the text that judges")
@@ -235,5 +234,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if asked.json:
-        Path(asked.json).write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        harness.write(Path(asked.json), found)
     return 0

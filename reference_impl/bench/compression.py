@@ -10,7 +10,6 @@ interleaved in one run. What trains (`datasets/course_model/compress.py`) adds i
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -146,8 +145,6 @@ def markdown(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="inferlab bench compression", description=__doc__).parse_args(arguments)
-    file = harness.RESULTS / "compression.json"
-    before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     found = {"quality": quality(), "products": [products(2048, rows, 9) for rows in (1, 64)], "stamp": harness.stamp()}
-    print(f"wrote {harness.save('compression', before | found)}")
+    print(f"wrote {harness.save('compression', harness.recorded('compression') | found)}")
     return 0

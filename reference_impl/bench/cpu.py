@@ -158,7 +158,7 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for name, case in result["cases"].items():
         cells = [case["speedup_over_padded"], case.get("speedup_over_continuous")]
-        both = (f"{s['median']:.2f}x | {s['min']:.2f}-{s['max']:.2f}" if s else "- | -" for s in cells)
+        both = (harness.cells(s) if s else "- | -" for s in cells)
         lines.append(f"| {name} | {' | '.join(both)} |")
     if "quantized" in result:
         lines += ["", cpu_quantized.markdown(result["quantized"])]
@@ -187,35 +187,32 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
     for kind, case in b["workloads"].items():
         for name, r in case["faster_than"].items():
             what = f"continuous over {name}, {b['requests']} requests, {b['max_num_seqs']} seats, {kind} outputs"
-            lines.append(f"| {what} | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} |")
+            lines.append(f"| {what} | {harness.cells(r)} |")
     p, h = result["prefix"], result["host_work"]
     for kind, r in p["faster_than_off"].items():
         what = f"first token, {p['shared_tokens']:,} of {p['shared_tokens'] + p['own_tokens']:,} tokens shared ({kind})"
-        lines.append(f"| {what} | {r['median']:.1f}x | {r['min']:.1f}-{r['max']:.1f} |")
+        lines.append(f"| {what} | {harness.cells(r, 1)} |")
     for name, case in result.get("batch_invariance", {}).items():  # not in older files
-        r = case["times_as_long"]
-        lines.append(
-            f"| batch_invariant=True, {name}: times as long | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} |"
-        )
+        lines.append(f"| batch_invariant=True, {name}: times as long | {harness.cells(case['times_as_long'])} |")
     step = h["scheduler_step_ms"]["256"]
-    lines.append(f"| scheduler, 256 running requests | {step['median']:.2f} ms | {step['min']:.2f}-{step['max']:.2f} |")
+    lines.append(f"| scheduler, 256 running requests | {harness.cells(step, 2, ' ms')} |")
     return lines
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> list[str]:
+    """For a terminal."""
     lines = []
     for name, case in result["cases"].items():
-        s = case["speedup_over_padded"]
         speeds = ", ".join(f"{kind} {speed:.0f}" for kind, speed in case["tokens_per_second"].items())
         same = ", ".join(f"{kind} {a['rows_equal']}/{a['rows']}" for kind, a in case["same_tokens"].items())
         lines.append(
-            f"{name}: {s['median']:.2f}x ({s['min']:.2f}-{s['max']:.2f}) over padded; "
+            f"{name}: {harness.times(case['speedup_over_padded'])} over padded; "
             f"tokens/s: {speeds}; rows equal to ours: {same}"
         )
     for kind, case in result["batching"]["workloads"].items():
         for name, r in case["faster_than"].items():
             lines.append(
-                f"continuous over {name}, {kind} outputs: {r['median']:.2f}x ({r['min']:.2f}-{r['max']:.2f}), "
+                f"continuous over {name}, {kind} outputs: {harness.times(r)}, "
                 f"{case['steps']['continuous']} against {case['steps'][name]} steps"
             )
     lines += cpu_quantized.table(result["quantized"]) + cpu_llama.table(result["llama_cpp"])
@@ -223,7 +220,7 @@ def table(result: dict[str, Any]) -> str:
     for kind, r in p["faster_than_off"].items():
         lines.append(
             f"first token, {p['shared_tokens']} of {p['shared_tokens'] + p['own_tokens']} tokens shared ({kind}): "
-            f"{r['median']:.1f}x ({r['min']:.1f}-{r['max']:.1f})"
+            f"{harness.times(r, 1)}"
         )
     h = result["host_work"]
     for n, ms in h["scheduler_step_ms"].items():
@@ -235,7 +232,7 @@ def table(result: dict[str, Any]) -> str:
         f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, "
         f"peak memory {result['peak_memory_mb']} MB"
     )
-    return "\n".join(lines)
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

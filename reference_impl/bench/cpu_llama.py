@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,22 +188,28 @@ def _verified(source: Path, models: dict[str, Decoder], texts: dict[str, dict[st
     return found
 
 
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, tuple[float, float], dict[str, float], float | None]]:
+    """(case, our model, llama.cpp's, tokens/s of both, how many times as long ours takes, at most so many times)."""
+    for case, pairs in (("one stream", ONE_STREAM), ("batch", IN_BATCH)):
+        words = case if case == "one stream" else f"{result['streams']} requests"
+        speed, times = result[case]["tokens_per_second"], result[case]["times_as_long"]
+        for name, kind in pairs.items():
+            both = speed[name]["median"], speed[kind]["median"]
+            yield words, name, kind, both, times[name], GOALS[case].get(name)
+
+
 def table(result: dict[str, Any]) -> list[str]:
     if "not_measured" in result:
         return [f"llama.cpp: not measured: {result['not_measured']}"]
     lines = []
-    for case, pairs, count in (("one stream", ONE_STREAM, 1), ("batch", IN_BATCH, result["streams"])):
-        speed, times = result[case]["tokens_per_second"], result[case]["times_as_long"]
-        for name, kind in pairs.items():
-            pair = [f"{speed[n]['median']:.0f}" for n in (name, kind)]
-            if count == 1:
-                pair = [f"{1e3 / speed[n]['median']:.1f}" for n in (name, kind)]
-            goal = GOALS[case].get(name)
-            lines.append(
-                f"{_words(case, count)}, {name} of ours {pair[0]}, llama.cpp's {kind} {pair[1]} "
-                f"{'ms a token' if count == 1 else 'tokens/s'}: {times[name]['median']:.2f}x its time "
-                f"({times[name]['min']:.2f}-{times[name]['max']:.2f}{f', goal {goal:.2f}' if goal else ''})"
-            )
+    for case, name, kind, speed, times, goal in rows(result):
+        ours, theirs, unit = *(f"{each:.0f}" for each in speed), "tokens/s"
+        if case == "one stream":
+            ours, theirs, unit = *(f"{1e3 / each:.1f}" for each in speed), "ms a token"
+        lines.append(
+            f"{case}, {name} of ours {ours}, llama.cpp's {kind} {theirs} {unit}: {harness.times(times)} its time"
+            + (f", goal {goal:.2f}" if goal else "")
+        )
     return lines
 
 
@@ -216,15 +222,9 @@ def markdown(result: dict[str, Any]) -> str:
         "| times its time | range | goal |",
         "|---|---:|---:|---:|---|---|",
     ]
-    for case, pairs, count in (("one stream", ONE_STREAM, 1), ("batch", IN_BATCH, result["streams"])):
-        speed, times = result[case]["tokens_per_second"], result[case]["times_as_long"]
-        for name, kind in pairs.items():
-            r, goal = times[name], GOALS[case].get(name)
-            lines.append(
-                f"| {_words(case, count)}, {name} beside {kind} | {speed[name]['median']:.1f} | "
-                f"{speed[kind]['median']:.1f} | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} | "
-                f"{f'{goal:.2f}x' if goal else '-'} |"
-            )
+    for case, name, kind, (ours, theirs), times, goal in rows(result):
+        aim = f"{goal:.2f}x" if goal else "-"
+        lines.append(f"| {case}, {name} beside {kind} | {ours:.1f} | {theirs:.1f} | {harness.cells(times)} | {aim} |")
     lines += [
         "",
         f"llama.cpp as llama-cpp-python {result['peer']['llama-cpp-python']} has it, {result['threads']} threads in "
@@ -233,14 +233,10 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _words(case: str, count: int) -> str:
-    return case if count == 1 else f"{count} requests"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where llama.cpp is not there."""
 
     def measured(rounds: int) -> dict[str, Any]:
         return {"stamp": harness.stamp(), "rounds": rounds, **run(rounds)}
 
-    return harness.in_rounds("cpu_llama", 3, measured, lambda result: "\n".join(table(result)), arguments)
+    return harness.in_rounds("cpu_llama", 3, measured, table, arguments)

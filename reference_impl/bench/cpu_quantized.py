@@ -147,7 +147,7 @@ def markdown(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, r in result["faster_than_transformers_bfloat16"].items():
-        cells = [_times(r), _times(own[name]) if name in own else "- | -", f"{size[name]:.0f}"]
+        cells = [harness.cells(r), harness.cells(own[name]) if name in own else "- | -", f"{size[name]:.0f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -161,7 +161,3 @@ def table(result: dict[str, Any]) -> list[str]:
             line += f", {own['median']:.2f}x over our bfloat16"
         lines.append(f"{line}; {size[name]:.0f} MB a token at {size[name] / ms[name]['median']:.1f} GB/s")
     return lines
-
-
-def _times(r: dict[str, float]) -> str:
-    return f"{r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f}"

@@ -20,7 +20,6 @@ course model was trained on; they never change, since the bands are of them.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -41,7 +40,6 @@ from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, Recipe
 
-TEXTS = Path(__file__).resolve().parent / "texts"
 MODELS = ("target", "draft")
 ROWS, LENGTH, WINDOWS, WINDOW = 16, 128, 8, 128
 KL_MARGIN, AGREEMENT_MARGIN, GPTQ_AGREEMENT_MARGIN = 0.1, 0.01, 0.02
@@ -93,8 +91,8 @@ class Judge:
     def __init__(self, model: str):
         self.source = course_model(model)
         encoder = PromptEncoder(self.source)
-        self.calibration = encoder.tokens_of((TEXTS / "calibration.txt").read_text("utf-8"))
-        self.windows = windows_of(encoder.tokens_of((TEXTS / "judged.txt").read_text("utf-8")), WINDOW, WINDOWS)
+        self.calibration = encoder.tokens_of((harness.TEXTS / "calibration.txt").read_text("utf-8"))
+        self.windows = windows_of(encoder.tokens_of((harness.TEXTS / "judged.txt").read_text("utf-8")), WINDOW, WINDOWS)
         self.plain = load_model(self.source, torch.float32)
 
     def run(self, recipe: Recipe, seed: int, out: Path) -> dict[str, Any]:
@@ -149,12 +147,6 @@ def speeds(methods: Sequence[str], rounds: int, new_tokens: int = 24) -> dict[st
     return {"stamp": harness.stamp(), "step_over_float32": steps}
 
 
-def recorded(file: Path = harness.RESULTS / "gates.json") -> dict[str, Any]:
-    """{} where nothing is recorded."""
-    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found
-
-
 def markdown(record: dict[str, Any], model: str = "target") -> str:
     """Methods by bits: bits a weight, bytes, KL and agreement (the median and the range over draws), a step's time."""
     head = "| method | bits a weight | MB, linear layers | KL, nats | range | same first token | a step, of float32's |"
@@ -186,9 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown := [name for name in given if name not in known]:
             print(f"expected some of {', '.join(known)}, got {', '.join(unknown)}", file=sys.stderr)
             return 2
+    before = harness.recorded("gates")
     if options.speed:
-        found = recorded() | {"speed": speeds(methods, rounds=9)}
+        found = before | {"speed": speeds(methods, rounds=9)}
     else:
-        found = recorded() | record(recorded(), models, methods, options.seeds)
+        found = before | record(before, models, methods, options.seeds)
     print(f"wrote {harness.save('gates', found)}")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+TEXTS = Path(__file__).resolve().parent / "texts"
 
 
 def interleave(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -46,6 +47,16 @@ def spread(values: list[float]) -> dict[str, float]:
 def ratio(slower: list[float], faster: list[float]) -> dict[str, float]:
     """How many times faster, round by round."""
     return spread([a / b for a, b in zip(slower, faster, strict=True)])
+
+
+def times(found: dict[str, float], digits: int = 2) -> str:
+    """A ratio as text: its median, and in brackets its range."""
+    return f"{found['median']:.{digits}f}x ({found['min']:.{digits}f}-{found['max']:.{digits}f})"
+
+
+def cells(found: dict[str, float], digits: int = 2, unit: str = "x") -> str:
+    """Median | range, of a row of Markdown."""
+    return f"{found['median']:.{digits}f}{unit} | {found['min']:.{digits}f}-{found['max']:.{digits}f}"
 
 
 def stamp() -> dict[str, Any]:
@@ -112,21 +123,29 @@ def in_rounds(
     name: str,
     rounds: int,
     run: Callable[[int], dict[str, Any]],
-    shown: Callable[[dict[str, Any]], str],
+    shown: Callable[[dict[str, Any]], list[str]],
     arguments: Sequence[str] | None,
 ) -> int:
-    """The command of a bench that is `run(rounds)`, which gives its result. 1 where nothing was measured."""
+    """The command of a bench that is `run(rounds)`, which gives its result; shown: its lines for a terminal. 1 where
+    nothing was measured."""
     parser = argparse.ArgumentParser(prog=f"inferlab bench {name}")
     parser.add_argument("--rounds", type=positive, default=rounds, help=f"interleaved runs of each candidate: {rounds}")
     parser.add_argument("--save", action="store_true", help=f"write reference_impl/bench/results/{name}.json")
     options = parser.parse_args(arguments)
     result = run(options.rounds)
-    print(shown(result))
+    print("\n".join(shown(result)))
     if "not_measured" in result:
         return 1
     if options.save:
         print(f"wrote {save(name, result)}")
     return 0
+
+
+def recorded(name: str, results: Path | None = None) -> dict[str, Any]:
+    """{} where nothing is recorded. results: the folder; None: RESULTS."""
+    file = (results or RESULTS) / f"{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

@@ -109,12 +109,12 @@ def run(rounds: int) -> dict[str, Any]:
     return {"stamp": harness.stamp(), "rounds": rounds, "steps": STEPS, "cases": cases}
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> list[str]:
     names = ("step_us", "schedule_us", "plan_us", "submit_us", "update_us", "message_bytes")
     lines = ["requests x context".ljust(32) + "".join(name.replace("_", " ").rjust(16) for name in names)]
     for name, case in result["cases"].items():
         lines.append(name.ljust(32) + "".join(f"{case[key]['median']:16,.0f}" for key in names))
-    return "\n".join(lines)
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

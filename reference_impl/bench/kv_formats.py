@@ -20,7 +20,6 @@ from typing import Any
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness, kv_quality
-from reference_impl.bench.gates import TEXTS
 from reference_impl.bench.quality import bootstrap, windows_of
 from reference_impl.interfaces import SamplingParams
 
@@ -40,7 +39,7 @@ def needles(model: str, each: int, depths: Sequence[int] = DEPTHS) -> dict[str, 
     for name in FORMATS:
         llm = LLM(course_model(model), kv_dtype=name, **ON)
         tokenizer: Any = llm.tokenizer
-        filler, rows = llm.encode((TEXTS / "judged.txt").read_text("utf-8")), {}
+        filler, rows = llm.encode((harness.TEXTS / "judged.txt").read_text("utf-8")), {}
         for depth in depths:
             rng = random.Random(depth)
             cases = [kv_quality.needle(llm, filler, depth, rng) for _ in range(each)]
@@ -62,7 +61,7 @@ def needles(model: str, each: int, depths: Sequence[int] = DEPTHS) -> dict[str, 
 def distances(model: str, windows: int = WINDOWS, length: int = LENGTH, edges: Sequence[int] = EDGES) -> dict[str, Any]:
     """{format: {band: {"kl", "agreement"}}}, as `kv_quality.by_distance` has them."""
     llm = LLM(course_model(model), dtype="float32", device="cpu", num_blocks=8)
-    ids = llm.encode((TEXTS / "judged.txt").read_text("utf-8"))
+    ids = llm.encode((harness.TEXTS / "judged.txt").read_text("utf-8"))
     found = kv_quality.by_distance(
         llm.engine.model, windows_of(ids, length, windows), FORMATS[1:], edges, BLOCK_SIZE
     )  # fmt: skip

@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +28,9 @@ from reference_impl.serving.worker import load
 
 NUM_STREAMS, NEW_TOKENS = 32, 128
 
-# Answers one line on standard input with one on standard output: seconds, events.
+# Answers one line on standard input with one on standard output: the number of events.
 CLIENT = """
-import asyncio, json, sys, time
+import asyncio, json, sys
 
 async def one(port, body):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -47,9 +46,7 @@ async def everybody(port, bodies):
 
 port, bodies = int(sys.argv[1]), [json.dumps(body).encode() for body in json.loads(sys.stdin.readline())]
 for _ in sys.stdin:
-    began = time.perf_counter()
-    events = asyncio.run(everybody(port, bodies))
-    print(time.perf_counter() - began, events, flush=True)
+    print(asyncio.run(everybody(port, bodies)), flush=True)
 """
 
 
@@ -87,30 +84,20 @@ def _measured(rounds: int, threads: int) -> dict[str, Any]:
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert client.stdin is not None
     client.stdin.write(json.dumps(bodies) + "\n")
-    taken: dict[str, list[float]] = {"engine": [], "server": []}
     events = 0
 
-    def through_http() -> float:
+    def through_http() -> None:
         nonlocal events
         assert client.stdin is not None
         assert client.stdout is not None
         client.stdin.write("go\n")
         client.stdin.flush()
-        seconds, number = client.stdout.readline().split()
-        events = int(number)
-        return float(seconds)
-
-    def directly() -> float:
-        began = time.perf_counter()
-        alone.generate(prompts, sampling)
-        return time.perf_counter() - began
+        events = int(client.stdout.readline())
 
     try:
-        for turn in range(rounds + 1):  # the first warms up
-            for name, measure in (("engine", directly), ("server", through_http))[:: 1 if turn % 2 else -1]:
-                seconds = measure()
-                if turn:
-                    taken[name].append(seconds)
+        taken = harness.interleave(
+            {"engine": lambda: alone.generate(prompts, sampling), "server": through_http}, rounds
+        )  # fmt: skip
     finally:
         client.stdin.close()
         client.wait()
@@ -125,15 +112,15 @@ def _measured(rounds: int, threads: int) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> list[str]:
     lines = [f"{result['streams']} streams of {result['new_tokens']} tokens: time through the server / engine alone"]
     for found in result["engine_on"]:
         over, speed = found["server_over_engine"], found["tokens_per_second"]
         lines.append(
-            f"engine on {found['threads']} threads: {over['median']:.3f} ({over['min']:.3f}-{over['max']:.3f}); "
+            f"engine on {found['threads']} threads: {harness.times(over, 3)}; "
             f"{speed['engine']['median']:.0f} tokens/s alone, {speed['server']['median']:.0f} through the server"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

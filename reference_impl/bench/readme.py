@@ -7,9 +7,8 @@ machine, its versions and its date; where there is no result, the text says so.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,12 @@ AIM_SPEEDUP, AIM_SCHEDULER = 2, 2  # times a padded batch, for ragged requests; 
 
 def written(results: Path) -> str:
     """The part between the markers."""
-    parts = [cpu_part(_read(results / "cpu.json"))]
-    if beside := _read(results / "cpu_llama.json"):
-        parts.append(llama_part(beside))
-    parts.append(gpu_part(_read(results / "gpu.json")))
-    if kernels := _read(results / "kernels.json"):
-        parts.append(kernels_part(kernels))
-    if record := _read(results / "gates.json"):
-        parts.append(gates_part(record))
-    if record := _read(results / "against_llmcompressor.json"):
-        parts.append(llmcompressor_part(record))
-    if record := _read(results / "kv_formats.json"):
-        parts.append(kv_formats_part(record))
-    if record := _read(results / "compression.json"):
-        parts.append(compression_part(record))
-    return "\n\n".join(parts)
+    found = {name: harness.recorded(name, results) for name in PARTS}
+    return "\n\n".join(part(found[name]) for name, part in PARTS.items() if found[name] or name in ("cpu", "gpu"))
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text("utf-8")) if file.is_file() else None
-
-
-def cpu_part(result: dict[str, Any] | None) -> str:
-    if result is None:
+def cpu_part(result: dict[str, Any]) -> str:
+    if not result:
         return "No speed has been measured on a CPU (`inferlab bench cpu --save`)."
     from reference_impl.bench import cpu
 
@@ -72,8 +54,8 @@ def llama_part(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def gpu_part(result: dict[str, Any] | None) -> str:
-    if result is None:
+def gpu_part(result: dict[str, Any]) -> str:
+    if not result:
         return (
             "**No speed has been measured on a GPU.** `python -m reference_impl.bench gpu` (or `inferlab bench gpu`) "
             "takes at most\neight minutes on one: decoding, the 256 requests of nano-vllm's benchmark, prefill, "
@@ -178,6 +160,13 @@ def compression_part(record: dict[str, Any]) -> str:
         f"{stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}; the machine had other work. "
         f"What was trained: {dates or 'nothing yet'}.",
     ])  # fmt: skip
+
+
+# The name of a result -> its part of README; "cpu" and "gpu" also say that nothing was measured.
+PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "cpu": cpu_part, "cpu_llama": llama_part, "gpu": gpu_part, "kernels": kernels_part, "gates": gates_part,
+    "against_llmcompressor": llmcompressor_part, "kv_formats": kv_formats_part, "compression": compression_part,
+}  # fmt: skip
 
 
 def renewed(text: str, results: Path) -> str:

@@ -20,6 +20,7 @@ two tokens must be a near-tie.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import random
 import statistics
@@ -72,11 +73,14 @@ def workload(kind: str, num: int) -> list[str]:
 
 def run(rounds: int, model: str = "target") -> dict[str, Any]:
     """Interleaved; a stamped result."""
-    found: dict[str, Any] = {"stamp": harness.stamp(), "rounds": rounds, "new_tokens": NEW_TOKENS, "cases": []}
-    for kind in ("repeats", "code"):
-        for batch in BATCHES:
-            found["cases"].append(_case(model, kind, batch, rounds))
-    return found
+    return each_case(_case, rounds, model)
+
+
+def each_case(measure: Callable[[str, str, int, int], dict[str, Any]], rounds: int, model: str) -> dict[str, Any]:
+    """A stamped result of measure(model, workload, requests, rounds) for both workloads and numbers of requests."""
+    found: dict[str, Any] = {"stamp": harness.stamp(), "rounds": rounds, "new_tokens": NEW_TOKENS}
+    both = itertools.product(("repeats", "code"), BATCHES)
+    return found | {"cases": [measure(model, kind, batch, rounds) for kind, batch in both]}
 
 
 def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
@@ -305,4 +309,4 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return harness.in_rounds("speculative", 3, run, lambda found: "\n".join(lines(found)), arguments)
+    return harness.in_rounds("speculative", 3, run, lines, arguments)

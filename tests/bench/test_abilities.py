@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from reference_impl import LLM, course_model
 from reference_impl.bench import abilities
 from reference_impl.bench.abilities import answers, heads_of, is_json_object, paired, questions, share
-from reference_impl.bench.gates import TEXTS
+from reference_impl.bench.harness import TEXTS
 from reference_impl.bench.quality import check_tokenizers
 from reference_impl.cli import app
 

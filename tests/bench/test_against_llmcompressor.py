@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import t as student
 
 from reference_impl.bench import against_llmcompressor as bench
-from reference_impl.bench import gates, llmcompressor_worker
+from reference_impl.bench import gates, harness, llmcompressor_worker
 from reference_impl.bench.peer_process import PeerFailed, PeerProcess
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
@@ -166,7 +166,7 @@ def test_without_an_environment_it_says_how_to_have_one(
 
 
 def test_what_is_recorded_is_what_its_runs_say() -> None:
-    record = bench.recorded()
+    record = harness.recorded(bench.NAME)
     assert record, "python -m reference_impl.bench against_llmcompressor --save"
     for model, result in record.items():
         assert model in gates.MODELS

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from reference_impl.bench import gates
+from reference_impl.bench import gates, harness
 from reference_impl.bench.gates import Band, Judge, band_of, drawn_rows, markdown
 from reference_impl.models.quantization.recipes import METHODS
 
-RECORD = gates.recorded()
+RECORD = harness.recorded("gates")
 QUICK = [("draft", method) for method in ("rtn", "gptq", "awq", "smoothquant", "w4a8")]
 
 
@@ -118,13 +118,12 @@ def test_a_run_replaces_what_the_same_instructions_gave(
 
     monkeypatch.setattr(gates, "Judge", Fake)
     monkeypatch.setattr(gates.harness, "RESULTS", tmp_path)
-    monkeypatch.setattr(gates, "recorded", lambda: json.loads((tmp_path / "gates.json").read_text()))
     old = {"seed": 0, "kl": 9.0, "agreement": 0.0, "bits_per_weight": 4.5}
     mine = gates.harness.stamp()["instructions"]
     runs = [old | {"instructions": mine}, old | {"instructions": "others"}]
     (tmp_path / "gates.json").write_text(json.dumps({"models": {"draft": {"gptq": runs, "rtn": [old]}}}))
     assert gates.main(["--models", "draft", "--only", "gptq", "--seeds", "3"]) == 0
-    found = gates.recorded()["models"]["draft"]
+    found = harness.recorded("gates")["models"]["draft"]
     assert [(run["instructions"], run["seed"], run["kl"]) for run in found["gptq"]] == [
         ("others", 0, 9.0), (mine, 0, 0.5), (mine, 1, 0.5), (mine, 2, 0.5),
     ]  # fmt: skip
