@@ -1343,6 +1343,8 @@ print("\n" + drills.check(drill, drill.questions[0].key, given=1.0).message)
 # %% nbgrader={"grade_id": "engine_parts"}
 from reference_impl.assembly.lab_parts import AttentionByRequest, LabEngine, course_llm
 
+course_llm("draft")  # loads a model of two layers, once for all the cells below
+
 
 class YourAttention:
     """Attention of one request at a time with your parts. max_len: capacity of the caches, by request id."""
@@ -1376,23 +1378,23 @@ def _first_failing(cache, keys, values, off):
     return f"the cache is right, attention_step or attend is not: the output is off by {off:.2g}"
 
 
-def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
-    """Greedy output of the course model for prompts of token ids, all in one engine, in chunks."""
+def serve(name, prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
+    """Greedy output of a course model for prompts of token ids, all in one engine, in chunks."""
     # A hit in the engine's prefix cache would skip tokens that are not in your cache.
     options = {"num_blocks": 64, "max_num_batched_tokens": max_num_batched_tokens, "prefix_cache": "off"}
-    engine = LabEngine(course_llm(), options, attention=attention)
+    engine = LabEngine(course_llm(name), options, attention=attention)
     for prompt in prompts:
         engine.add(prompt, num_new_tokens)
     return list(engine.run().values())
 
 
-def check_served(prompts, num_new_tokens, max_num_batched_tokens):
-    """Serves with and without your parts, and compares; returns the tokens."""
+def check_served(name, prompts, num_new_tokens, max_num_batched_tokens):
+    """Serves with and without your parts, and compares; returns the tokens. name: of the course model."""
     max_len = {str(i): len(prompt) + num_new_tokens - 1 for i, prompt in enumerate(prompts)}
     yours = YourAttention(max_len)
-    attention = AttentionByRequest(course_llm().engine.attention, yours)
-    seen = serve(prompts, num_new_tokens, attention, max_num_batched_tokens)
-    expected = serve(prompts, num_new_tokens, None, max_num_batched_tokens)
+    attention = AttentionByRequest(course_llm(name).engine.attention, yours)
+    seen = serve(name, prompts, num_new_tokens, attention, max_num_batched_tokens)
+    expected = serve(name, prompts, num_new_tokens, None, max_num_batched_tokens)
     assert seen == expected, f"the engine generates {expected}, with your pieces it generated {seen}"
     for (request_id, layer), cache in yours.caches.items():
         held, length = yours.lengths[request_id, layer], len(cache)
@@ -1412,7 +1414,9 @@ def check_served(prompts, num_new_tokens, max_num_batched_tokens):
 texts = ["def add(a, b):\n", "class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read("]
 prompts = [course_llm().encode(text) for text in texts]
 print("prompts of", [len(prompt) for prompt in prompts], "tokens, at most 8 new tokens a step")
-for text, tokens in zip(texts, check_served(prompts, num_new_tokens=6, max_num_batched_tokens=8), strict=True):
+for text, tokens in zip(
+    texts, check_served("target", prompts, num_new_tokens=6, max_num_batched_tokens=8), strict=True
+):
     print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
@@ -1420,7 +1424,7 @@ prompts = [
     torch.randint(100, 4000, (random_int(low, high, draw),), generator=draw).tolist()
     for low, high in ((2, 9), (15, 40))
 ]
-check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20, draw))
+check_served("draft", prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20, draw))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
