@@ -17,7 +17,7 @@ from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.features.baselines.no_cache import RecomputeAttention
 from reference_impl.features.baselines.ragged import ragged_batch
 from reference_impl.features.speculative.feature_head import FeatureHead
-from reference_impl.assembly.feature_head import load_feature_head
+from reference_impl.assembly.draft_folder import load_feature_head
 from reference_impl.bench.speculative import workload
 from reference_impl.observe.trace import DraftUse
 from reference_impl.theory import speculative as theory

@@ -3,7 +3,7 @@
     python datasets/course_model/draft_vocabulary.py eagle /tmp/eagle-1024 --tokens 1024
 
 Copies the head's folder, and writes the tokens into the copy's config.json, the most frequent first, as `draft_tokens`
-(assembly/feature_head.py). A minute, and no training: lm_head is the target's, of which fewer rows are computed.
+(assembly/draft_folder.py). A minute, and no training: lm_head is the target's, of which fewer rows are computed.
 """
 
 from __future__ import annotations

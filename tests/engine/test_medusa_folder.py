@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from reference_impl.assembly.config import ConfigError, course_model
+from reference_impl.assembly.draft_folder import load_medusa_heads
 from reference_impl.assembly.llm import LLM
-from reference_impl.assembly.medusa_heads import load_medusa_heads
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.loader import CheckpointError
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
+from reference_impl.assembly.draft_folder import load_feature_head
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.feature_head import load_feature_head
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.features.speculative.feature_head import FeatureHead
