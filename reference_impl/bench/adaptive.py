@@ -1,4 +1,4 @@
-"""What adaptive guesses cost where none pay: methods whose guesses gain nothing with the course models, against plain
+"""What adaptive drafts cost where none pay: methods whose drafts gain nothing with the course models, against plain
 decoding, over many rounds of the requests of `bench speculative`.
 
 Plain decoding runs beside itself, too: so far apart are two engines that do the same. The median of a few rounds
@@ -39,8 +39,8 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     for name, llm in engines.items():
         if name != "plain":
             ratios = [a / b for a, b in zip(seconds["plain"], seconds[name], strict=True)]
-            guesses = sum(row.num_drafts for step in llm.engine.trace.steps() for row in step.rows)
-            rows[name] = harness.spread(ratios) | {"of_the_median": interval_of_median(ratios), "guesses": guesses}
+            drafts = sum(row.num_drafts for step in llm.engine.trace.steps() for row in step.rows)
+            rows[name] = harness.spread(ratios) | {"of_the_median": interval_of_median(ratios), "guesses": drafts}
     return {"workload": kind, "requests": batch, "variants": rows}
 
 
@@ -62,7 +62,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         said.append(f"{case['workload']}, {case['requests']} requests")
         for name, row in case["variants"].items():
             low, high = row["of_the_median"]
-            said.append(f"  {name:20} {row['median']:.3f}x (median: {low:.3f} to {high:.3f}), {row['guesses']} guesses")
+            said.append(f"  {name:20} {row['median']:.3f}x (median: {low:.3f} to {high:.3f}), {row['guesses']} drafts")
     worst = min(row["median"] for case in found["cases"] for name, row in case["variants"].items() if name != BESIDE)
     beside = statistics.fmean(case["variants"][BESIDE]["median"] for case in found["cases"])
     return [*said, f"the slowest {worst:.3f}x; plain beside plain {beside:.3f}x, in the mean"]

@@ -1,9 +1,9 @@
-"""How many guesses of a draft model are kept of requests with a seed, where both models draw with the same numbers.
+"""How many of a draft model's tokens are kept of requests with a seed, where both models draw with the same numbers.
 
     inferlab bench coupling [--target FOLDER] [--draft FOLDER] [--num 32] [--tokens 48]
 
 Two ways to draw (`EngineConfig.sampling_noise`) and, for requests without a seed, rejection. Beside what an engine
-kept, one guess at a time, stands what the two distributions say, on average over the same texts' positions:
+kept, one draft token at a time, stands what the two distributions say, on average over the same texts' positions:
 
     rejection    sum_i min(p_i, q_i), the most that any rule can keep
     gumbel       sum_i 1 / sum_j max(p_j / p_i, q_j / q_i): token i wins both draws (Daliri et al. 2024)
@@ -60,7 +60,7 @@ FORMULAS: dict[str, Callable[[Floats, Floats], float]] = {
 
 
 def measure(target: str | Path, draft: str | Path, num: int, tokens: int) -> list[Any]:
-    """(way, guesses, share kept, share by the formula over its texts), of so many requests and tokens of each."""
+    """(way, drafts, share kept, share by the formula over its texts), of so many requests and tokens of each."""
     prompts = workload("code", 8)
     found = []
     for way, formula in FORMULAS.items():
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num", type=int, default=32, help="requests")
     parser.add_argument("--tokens", type=int, default=48, help="of each request")
     asked = parser.parse_args(arguments)
-    print(f"{asked.num} requests of {asked.tokens} tokens at temperature 1, one guess in a step")
-    for way, guesses, kept, expected in measure(asked.target, asked.draft, asked.num, asked.tokens):
-        print(f"{way:10} {kept:.3f} of {guesses} guesses kept; by the formula {expected:.3f}")
+    print(f"{asked.num} requests of {asked.tokens} tokens at temperature 1, one draft token in a step")
+    for way, drafts, kept, expected in measure(asked.target, asked.draft, asked.num, asked.tokens):
+        print(f"{way:10} {kept:.3f} of {drafts} draft tokens kept; by the formula {expected:.3f}")
     return 0

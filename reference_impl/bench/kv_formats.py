@@ -4,7 +4,7 @@
     python -m reference_impl.bench kv_formats --each 5      # fewer needles at each depth
 
 Needles are asked of the engine, all at once, in batches of chunked prompts and rows that decode, with the prefix cache
-and n-gram guesses on, and swapping where blocks run out. The answer is right if it is the code and nothing else. The
+and n-gram drafts on, and swapping where blocks run out. The answer is right if it is the code and nothing else. The
 same needles for all formats, so figures of two formats are paired. KL is that of `inferlab eval-kv`, in windows of a
 text that the course model was not trained on, as the fillers are.
 """

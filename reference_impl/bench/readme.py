@@ -138,7 +138,7 @@ def kv_formats_part(record: dict[str, Any]) -> str:
         "answers, with nothing else; the same ones for all formats. The course model's own ability bounds it: its "
         "training rows had at most 1,024 tokens, and in float32, too, it finds fewer of those far back. Found of all "
         f"needles, minus float32's share, in points (95 %): {lost}.",
-        "The engine had chunked prompts, batches, prefix cache, n-gram guesses (more than one token kept "
+        "The engine had chunked prompts, batches, prefix cache, n-gram drafts (more than one token kept "
         f"{kept} times) and swapping on (blocks came back in {swapped} steps). KL in nats to float32 where keys and "
         f"values at these distances alone are rounded, {record['windows']} windows of {record['length']} tokens of "
         f"`texts/`. {stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}, "

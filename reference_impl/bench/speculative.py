@@ -1,13 +1,13 @@
-"""Speculative decoding against plain decoding: the same requests, model and kernels, with and without guesses.
+"""Speculative decoding against plain decoding: the same requests, model and kernels, with and without drafts.
 
-With k guesses a step gives E tokens, takes v(k) times as long as one without, and the proposer takes c for each guess,
-all in steps without guesses: so the text comes E / (v(k) + k c) times as fast (Leviathan et al. 2023, who take v(k) for
+With k drafts a step gives E tokens, takes v(k) times as long as one without, and the proposer takes c for each of them,
+all in steps without drafts: so the text comes E / (v(k) + k c) times as fast (Leviathan et al. 2023, who take v(k) for
 1; it is not). E, v and c are measured in the run that is timed, with a fixed k and with what the engine chooses. c of a
-model that guesses holds all that it computes, which is more than its guesses: it computes the step's tokens, too.
+draft model holds all that it computes, which is more than its drafts: it computes the step's tokens, too.
 
 The formula is of a step in which all requests decode. So beside the speed-up of the whole call stands that of such
 steps alone, by the clock, with what is done between them. The whole call also has the prompts, and the time in which
-some requests are at their end and others are not: with guesses they end at different steps.
+some requests are at their end and others are not: with drafts they end at different steps.
 
 Workloads: "repeats" is a file that is written again with one name changed, so that most of it stands in the prompt;
 "code" are functions to be continued, in which little repeats.
@@ -50,7 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"draft_model": "medusa"},
     "early-exit": {"speculative": "early-exit"},
 }
-# Guesses of one size, in trees.
+# Draft trees of one size.
 SHAPED: dict[str, dict[str, Any]] = {
     "eagle tree": {"draft_model": "eagle", "draft_tree": (4, 2, 2)},
     "eagle dynamic": {"draft_model": "eagle", "draft_tree": "dynamic"},
@@ -158,7 +158,7 @@ class Peer:
 
 def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
     """Texts that are equal, and how far apart the two tokens' log-probabilities are where one parts from plain
-    decoding's. RuntimeError if far: then a guess was kept that was wrong."""
+    decoding's. RuntimeError if far: then a draft token was kept that was wrong."""
     gaps = []
     for prompt, a, b in zip(plain.prompts, plain.texts, mine.texts, strict=True):
         if a == b:
@@ -172,7 +172,7 @@ def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
         gap = max(best - likely.get(token, -math.inf) for token in (a[at], b[at]))
         if gap > NEAR_TIE:
             raise RuntimeError(
-                f"with guesses the text is another one: token {at} is {b[at]}, not {a[at]}, and the log-probability of "
+                f"with drafts the text is another one: token {at} is {b[at]}, not {a[at]}, and the log-probability of "
                 f"one of them is {gap:.3f} below the largest: no near-tie"
             )
         gaps.append(gap)
@@ -230,7 +230,7 @@ class _Measured:
         scheduler: Any = llm.engine.scheduler
         executor: Any = llm.engine.executor
         source: Any = executor.drafting.source
-        self.in_steps = executor.draft is not None  # what guesses is a model in the worker
+        self.in_steps = executor.draft is not None  # a draft model, in the worker
         if self.in_steps:
             source.draft = _Timed(source.draft, ("propose", "keep_up"), self._add)
         elif getattr(scheduler, "host_proposer", None) is not None:
@@ -267,7 +267,7 @@ class _Measured:
 
     @property
     def step(self) -> float:
-        """Seconds of a decoding step of the model, the mean: its work depends on how many guesses there were. What
+        """Seconds of a decoding step of the model, the mean: its work depends on how many drafts there were. What
         took ten times as long as most was the machine's other work."""
         seconds = [step.finished_at - step.started_at for step in self.decoding]
         most = 10 * statistics.median(seconds)
@@ -278,12 +278,12 @@ class _Measured:
         steps, use, proposing = self.decoding, DraftUse.of(self.decoding), self.proposing
         rows = sum(len(step.rows) for step in steps)
         tokens = sum(map(sum, (step.num_new_tokens for step in steps))) / rows
-        guesses = use.num_draft_tokens / len(steps)
+        drafts = use.num_draft_tokens / len(steps)
         step = self.step - proposing / len(steps) * self.in_steps
         v, c = step / plain.step, proposing / max(1, use.num_draft_tokens) / plain.step
         return {
             "guesses": use.num_draft_tokens, "acceptance": round(use.acceptance, 3), "steps": len(steps),
-            "tokens_per_row": tokens, "v": v, "c": c, "bound": tokens / (v + guesses * c),
+            "tokens_per_row": tokens, "v": v, "c": c, "bound": tokens / (v + drafts * c),
         }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def lines(found: dict[str, Any]) -> list[str]:
             said.append(
                 f"  {name:16} {speedup['median']:.2f}x ({speedup['min']:.2f} to {speedup['max']:.2f}), "
                 f"while all decode {steps:.2f}x, formula {row['bound']:.2f}x: {row['tokens_per_row']:.2f} tokens a "
-                f"step, v {row['v']:.2f}, c {row['c']:.4f}, {row['acceptance']:.0%} of {row['guesses']} guesses kept"
+                f"step, v {row['v']:.2f}, c {row['c']:.4f}, {row['acceptance']:.0%} of {row['guesses']} drafts kept"
             )
         if peer := case.get("transformers"):
             assisted, ours = peer["assisted_against_its_plain"], peer["ours_against_its_assisted"]

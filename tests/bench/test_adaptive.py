@@ -1,4 +1,4 @@
-"""The benchmark of adaptive guesses where none pay."""
+"""The benchmark of adaptive drafts where none pay."""
 
 from __future__ import annotations
 

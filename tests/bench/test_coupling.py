@@ -1,4 +1,4 @@
-"""How often two distributions draw alike: the formulas by brute force, and the exercise on a model that guesses for
+"""How often two distributions draw alike: the formulas by brute force, and the exercise on a model that drafts for
 itself."""
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def test_the_formulas_are_what_their_definitions_say(seed: int) -> None:
     assert coupling.one_number(p, q) == pytest.approx(same.mean(), abs=1e-4)
 
 
-def test_a_model_that_guesses_for_itself_has_every_guess_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_drafts_for_itself_has_every_draft_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = course_model("draft")
     found = coupling.measure(draft, draft, 2, 8)
     assert [way for way, *_ in found] == ["one-number", "gumbel", "rejection"]
-    for _, guesses, kept, expected in found:
-        assert guesses >= 6
+    for _, drafts, kept, expected in found:
+        assert drafts >= 6
         assert kept == 1.0
         assert expected == pytest.approx(1.0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The benchmark of guesses: what it derives is in the trace, and a text that differs ends it."""
+"""The benchmark of drafts: what it derives is in the trace, and a text that differs ends it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
 
 def test_the_formula_is_of_steps_in_which_all_requests_decode(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "NEW_TOKENS", 40)
-    guessing = {"speculative": "ngram", "num_drafts": 4, "adaptive_drafts": "off"}  # which depends on no clock
-    options: tuple[dict[str, Any], ...] = (guessing, {})
+    drafting = {"speculative": "ngram", "num_drafts": 4, "adaptive_drafts": "off"}  # which depends on no clock
+    options: tuple[dict[str, Any], ...] = (drafting, {})
     ngram, plain = (bench._Measured(LLM(course_model("draft"), **bench.COMMON, **mine)) for mine in options)
     for _ in range(2):
         ngram.serve(bench.workload("repeats", 3))
@@ -85,5 +85,5 @@ def test_another_text_is_an_error_and_no_speed(small: None, monkeypatch: pytest.
             self.texts[0][-1] += 1
 
     monkeypatch.setattr(bench._Measured, "serve", wrong)
-    with pytest.raises(RuntimeError, match="with guesses the text is another one: token 11 is"):
+    with pytest.raises(RuntimeError, match="with drafts the text is another one: token 11 is"):
         bench.run(1, model="draft")
