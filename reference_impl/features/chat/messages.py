@@ -7,7 +7,7 @@ message may have tool_calls, a message of the role "tool" answers one. What come
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the usual one
@@ -16,8 +16,8 @@ _MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", 
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments that came as a JSON object in a text: an object to a template that takes one, and the text as
-    it was sent to one that writes it (as DeepSeek's do)."""
+    """A call's arguments that came as a JSON object in a text: an object, written as the text that was sent. A template
+    that fails with it gets the text itself (`tried`)."""
 
     def __init__(self, value: dict[str, Any], text: str):
         super().__init__(value)
@@ -25,12 +25,6 @@ class Arguments(dict[str, Any]):
 
     def __str__(self) -> str:
         return self._text
-
-    def __add__(self, other: Any) -> str:
-        return self._text + other if isinstance(other, str) else NotImplemented
-
-    def __radd__(self, other: Any) -> str:
-        return other + self._text if isinstance(other, str) else NotImplemented
 
 
 class MessageError(ValueError):
@@ -148,20 +142,29 @@ def _arguments(text: str) -> Arguments | str:
     return Arguments(found, text or "{}") if isinstance(found, dict) else text
 
 
-def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """For templates that only take objects: the texts of arguments that are none as empty ones, which are written as
-    these texts. None where there is no such text."""
-    is_changed, found = False, list(messages)
-    for at, message in enumerate(messages):
-        calls = [_with_object(call) for call in message.get("tool_calls") or ()]
-        if calls != message.get("tool_calls", []):
-            is_changed, found[at] = True, {**message, "tool_calls": calls}
-    return found if is_changed else None
+def tried(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """The messages, each time with calls' arguments in another form, for a template that failed with the one before: as
+    they are; all as texts, as OpenAI's clients send them (DeepSeek's templates add them to others); all as objects,
+    where one that is no JSON object is an empty one, written as its text."""
+    yield messages
+    for form in (_text, _object):
+        changed = [_with_arguments(message, form) for message in messages]
+        if changed != messages:
+            yield changed
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
-    if not isinstance(text := function["arguments"], str):
-        return call
-    changed = {**function, "arguments": Arguments({}, text)}
-    return {**call, "function": changed} if "function" in call else changed
+def _text(arguments: Any) -> Any:
+    return str(arguments) if isinstance(arguments, Arguments) else arguments
+
+
+def _object(arguments: Any) -> Any:
+    return Arguments({}, arguments) if isinstance(arguments, str) else arguments
+
+
+def _with_arguments(message: dict[str, Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        changed = {**function, "arguments": form(function["arguments"])}
+        calls.append({**call, "function": changed} if "function" in call else changed)
+    return {**message, "tool_calls": calls} if calls else message

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reference_impl.core.prompts import PromptEncoder
-from reference_impl.features.chat.messages import MessageError, as_messages, plain, with_objects
-from reference_impl.features.chat.renderer import ChatTemplateError
+from reference_impl.features.chat.messages import MessageError, as_messages, plain
 from reference_impl.features.chat.templates import ChatTemplates
-from reference_impl.features.chat.tokenizer_files import complete
+from reference_impl.models.tokenizer_files import complete
 
 _OWN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the text that is to be continued, while the template is rendered
@@ -27,7 +26,12 @@ def shown_tools(tools: Sequence[Any] | None, choice: Any) -> Sequence[Any] | Non
 
 
 class ChatEncoder(PromptEncoder):
-    """With the chat templates of the folder, if it has some."""
+    """With the chat templates of the folder, if it has some.
+
+    vocab_size: of the model; None: its tokenizer's tokens are not compared with it.
+    """
+
+    vocab_size: int | None = None
 
     def __init__(self, folder: Path | None):
         super().__init__(folder)
@@ -36,13 +40,22 @@ class ChatEncoder(PromptEncoder):
         self.templates = ChatTemplates(folder)
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:
-        """ValueError also for half a surrogate pair, which no tokenizer can encode."""
+        """ValueError also for half a surrogate pair, which no tokenizer can encode, and for a special token that the
+        model does not have: files of the tokenizer may name more than it was trained with."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             message = f"the text has half a surrogate pair at character {error.start}, which is no character"
             raise ValueError(message) from None
-        return super().tokens_of(text, **options)
+        tokens = super().tokens_of(text, **options)
+        if self.vocab_size is not None and self.tokenizer is not None and max(tokens, default=0) >= self.vocab_size:
+            token = max(tokens)
+            raise ValueError(
+                f"the text has {self.tokenizer.id_to_token(token)!r}, which the tokenizer's files name a token, and "
+                f"whose id, {token}, is outside the vocabulary [0, {self.vocab_size}): the model has no such token; "
+                "leave it out of the text"
+            )
+        return tokens
 
     def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer. Arguments: see `chat_text`."""
@@ -77,23 +90,15 @@ class ChatEncoder(PromptEncoder):
             "documents": None, **self.templates.special_tokens, **_further(chat_template_kwargs), "messages": given,
             "tools": None if tools is None else _as_tools(tools), "add_generation_prompt": add_generation_prompt,
         }  # fmt: skip
+        render = self.templates.renderer.render
         if not continue_final_message:
-            return self._render(template, variables, where)
+            return render(template, variables, where)
         if add_generation_prompt:
             raise ValueError("continue_final_message continues an answer, add_generation_prompt begins one: choose")
         if "content" not in template:  # `transformers` asks for it, too
             raise ValueError(f"{where}: continue_final_message: the template does not read content")
         continued = _mark(given)
-        return _cut(self._render(template, variables, where), continued, where)
-
-    def _render(self, template: str, variables: Mapping[str, Any], where: str) -> str:
-        render = self.templates.renderer.render
-        try:
-            return render(template, variables, where)
-        except ChatTemplateError:  # maybe it takes a call's arguments as an object only, and some are another text
-            if (messages := with_objects(variables["messages"])) is None:
-                raise
-            return render(template, {**variables, "messages": messages}, where)
+        return _cut(render(template, variables, where), continued, where)
 
 
 def _further(given: Mapping[str, Any] | None) -> dict[str, Any]:

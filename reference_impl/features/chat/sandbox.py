@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from reference_impl.features.chat.messages import tried
 from reference_impl.features.chat.parts import goes_through_content
 from reference_impl.features.chat.renderer import ChatTemplateError, TooLong
 
@@ -30,13 +31,20 @@ class _Refusal(TemplateError):
 
 
 def render(source: str, variables: Mapping[str, Any], where: str) -> str:
-    """The text of a chat template, without limits. where: what errors call it. Raises ChatTemplateError."""
+    """The text of a chat template, without limits. where: what errors call it. Raises ChatTemplateError: what fails
+    first, if no form of the calls' arguments does better."""
     code = _compiled(source, where)
-    try:
-        template = Template.from_code(_sandbox(), code, _sandbox().make_globals(None))
-        return "".join(template.root_render_func(template.new_context(dict(variables))))
-    except Exception as error:  # whatever a template's Python does
-        raise ChatTemplateError(f"{where}, line {_line_of(error)}: {_reason(error)}") from None
+    failed: Exception | None = None
+    for messages in tried(variables.get("messages", [])):
+        try:
+            template = Template.from_code(_sandbox(), code, _sandbox().make_globals(None))
+            return "".join(template.root_render_func(template.new_context({**variables, "messages": messages})))
+        except Exception as error:  # whatever a template's Python does
+            failed = failed or error
+            if isinstance(error, (TooLong, RecursionError, MemoryError)):
+                break
+    assert failed is not None
+    raise ChatTemplateError(f"{where}, line {_line_of(failed)}: {_reason(failed)}")
 
 
 def check(source: str, where: str) -> None:

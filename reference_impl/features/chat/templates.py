@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from reference_impl.features.chat.renderer import ChatTemplateError, Renderer
+from reference_impl.models.tokenizer_files import CONFIG, read_config, read_text, special_tokens
 
-CONFIG, FILE, FURTHER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+FILE, FURTHER = "chat_template.jinja", "additional_chat_templates"
 
 
 class ChatTemplates:
@@ -25,18 +26,18 @@ class ChatTemplates:
         if folder is None:
             return
         config = read_config(folder / CONFIG)
-        self.special_tokens = special_tokens(config)
+        self.special_tokens = {name: token.content for name, token in special_tokens(folder).named.items()}
         for name, template in _in_config(config, folder / CONFIG).items():
             self.named[name], self._places[name] = template, CONFIG
         files = {"default": folder / FILE} if (folder / FILE).is_file() else {}
         files |= {file.stem: file for file in sorted((folder / FURTHER).glob("*.jinja"))}
         if files:  # they stand for all that the config has
-            self.named = {name: _read_text(file) for name, file in files.items()}
+            self.named = {name: read_text(file) for name, file in files.items()}
             self._places = {name: str(file.relative_to(folder)) for name, file in files.items()}
 
     def take(self, file: Path) -> None:
         """A template from elsewhere stands for all that the folder has. OSError, ValueError for what is no text."""
-        self.named, self._places = {"default": _read_text(file)}, {"default": str(file)}
+        self.named, self._places = {"default": read_text(file)}, {"default": str(file)}
 
     def put(self, template: str, where: str, special_tokens: dict[str, str]) -> None:
         """A template that is no file's. where: as errors call it."""
@@ -76,38 +77,6 @@ class ChatTemplates:
 
     def _names(self) -> str:
         return ", ".join(map(repr, sorted(self.named))) or "none"
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file}: expected UTF-8, found other bytes at position {error.start}: save it as UTF-8, or take the file "
-            "from the model's publisher again"
-        ) from None
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    again = "take the file from the model's publisher again"
-    try:
-        config = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {error.lineno}: expected JSON: {error.msg}: {again}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: expected a JSON object, got {type(config).__name__}: {again}")
-    return config
-
-
-def special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """ "bos_token" and the like; a token is a text, or an object with its text as content."""
-    further = config.get("extra_special_tokens")
-    named = {name: token for name, token in config.items() if name.endswith("_token")}
-    named |= further if isinstance(further, dict) else {}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _in_config(config: dict[str, Any], file: Path) -> dict[str, str]:

@@ -54,7 +54,8 @@ def test_any_text_can_be_sent_back(name: str, odd: str, encoder: ChatEncoder) ->
 
 @pytest.mark.parametrize(
     "written", ["{{ a }}", "{{ '' + a }}", "{{ a + '' }}", "{{ '' ~ a }}", "{{ a|string }}", "{{ '%s'|format(a) }}",
-                "{{ ['', a]|join }}", "{% set x = '' + a %}{{ x }}"]
+                "{{ ['', a]|join }}", "{% set x = '' + a %}{{ x }}", "{{ a.strip() }}", "{{ a[0:] }}", "{{ a * 1 }}",
+                "{{ a.replace('', '') }}", "{{ a.split('^')[0] }}", "{{ a.format if a.startswith('^') else a }}"]
 )  # fmt: skip
 @pytest.mark.parametrize("text", ['{"b" :1,"a":"é"}', '{"city": "Par', "Paris"])
 def test_a_template_that_writes_arguments_as_text_writes_what_was_sent(
@@ -74,6 +75,17 @@ def test_one_that_takes_an_object_takes_it(encoder: ChatEncoder) -> None:
     assert found == '{"city": "Köln", "text": 2} True False Köln 2 2'
 
 
+def test_a_text_that_is_no_object_stays_one_beside_others(encoder: ChatEncoder) -> None:
+    messages = history('{"a": 1}') + history("Paris")
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.CHANGED }}|"
+    template += "{% endfor %}{% endfor %}"
+    assert encoder.chat_text(messages, chat_template=template.replace("CHANGED", "upper()")) == '{"A": 1}|PARIS|'
+    assert encoder.chat_text(messages, chat_template=template.replace("CHANGED", "items()|list")) == "[('a', 1)]|[]|"
+
+
 def test_an_error_is_still_the_templates(encoder: ChatEncoder) -> None:
     with pytest.raises(ChatTemplateError, match="line 1: the chat template refuses these messages: no tools"):
         encoder.chat_text(history("Paris"), chat_template="{{ raise_exception('no tools') }}{{ messages[0].content }}")
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments['a'].b.c }}"
+    with pytest.raises(ChatTemplateError, match="line 1: the chat template fails: UndefinedError: 'int object' has no"):
+        encoder.chat_text(history('{"a": 1}'), chat_template=template + "{% endfor %}{% endfor %}")
