@@ -1612,7 +1612,27 @@ world = World({0: [("s0", 4, 6)]} | small | {3: [("large", 40, 2), ("s3", 4, 6)]
 begin = next((step for step, plan in enumerate(world.plans) if "large" in plan), None)
 print(f"a prompt of 40 tokens in a stream of prompts of 4: begins in step {begin}")
 assert begin in range(21), f"the large request came in step 3 and begins in step {begin}"
+
+
+def check_waited(aging, waited):
+    """A place for one of two: patient has waited, and so gains aging * waited levels on urgent, which comes now."""
+    for lead, first in ((1, "patient"), (-1, "urgent")):
+        scheduler, priority = Scheduler(1, 8, 4, aging), aging * waited - lead
+        scheduler.add({"id": "patient", "num_tokens": 3, "arrival": 100.0, "priority": priority})
+        scheduler.add({"id": "urgent", "num_tokens": 3, "arrival": 100.0 + waited, "priority": 0})
+        seen = asked(scheduler, 100.0 + waited, 50)
+        case = f"aging {aging:g}, priority {priority:g} that has waited {waited:g} s beside priority 0 that comes now"
+        print(f"{case}: {first} begins")
+        assert seen == ({first: 3}, []), (
+            f"{case}: {first} is more urgent by 1 and has the one place, saw {to_yours(seen[0])}"
+        )
+
+
+check_waited(4.0, 10.0)
+check_waited(0.5, 1000.0)
 with drawn("check_starvation") as draw:
+    check_waited(random_int(3, 20, draw) / 2, 2.0 ** random_int(2, 17, draw))
+    check_waited(random_int(1, 8, draw) / 8, 1000.0 * random_int(1, 100, draw))
     # The same for every course, for mistakes that show in few workloads.
     for arrivals, sizes in (
         (
