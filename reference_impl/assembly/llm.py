@@ -149,6 +149,7 @@ class LLM(core_llm.LLM, ChatEncoder):
                 self.tokenizer = take_texts(Path(model), self.templates)
             if model is not None:
                 check_tokenizer(self.tokenizer, stored.vocab_size, Path(model))
+                self.vocab_size = stored.vocab_size
         except BaseException:  # a tokenizer that cannot be read, after a process was started
             engine.close()
             raise

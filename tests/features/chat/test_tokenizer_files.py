@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import AddedToken, Tokenizer
 
 from reference_impl.features.chat.prompts import ChatEncoder
@@ -25,7 +26,6 @@ def folder(place: Path, made: Tokenizer, config: dict[str, Any] | None = None, *
 
 
 def assert_same_as_transformers(place: Path) -> ChatEncoder:
-    transformers = pytest.importorskip("transformers")
     expected = transformers.PreTrainedTokenizerFast.from_pretrained(place)
     found = ChatEncoder(place)
     assert found.tokenizer is not None
@@ -92,6 +92,66 @@ def test_an_added_token_that_cannot_have_its_id_is_named(tmp_path: Path) -> None
     size = made.get_vocab_size()
     place = folder(tmp_path, made, {"added_tokens_decoder": added(**{"<tool>": size + 7})})
     with pytest.raises(ValueError, match=rf"tokenizer_config.json: added_tokens_decoder: '<tool>'.*{size + 7}.*{size}"):
+        ChatEncoder(place)
+
+
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # tokenizer_config.json, special_tokens_map.json
+    "a name": ({"eos_token": "<|im_end|>", "pad_token": "<extra>"}, {}),
+    "a name of its own": ({"image_token": "<tool>", "eos_token": None}, {}),
+    "an object": ({"eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "rstrip": True}}, {}),
+    "one that says more": ({"eos_token": {"__type": "AddedToken", "content": "<tool>", "special": True}}, {}),
+    "a list": ({"additional_special_tokens": [*SPECIAL], "pad_token": "<tool>"}, {}),
+    "a list under the newer name": ({"extra_special_tokens": [*SPECIAL], "additional_special_tokens": ["<tool>"]}, {}),
+    "names in the list": ({"extra_special_tokens": {"a_token": "<tool>"}, "additional_special_tokens": [*SPECIAL]}, {}),
+    "special_tokens_map.json": ({}, {"eos_token": "<|im_end|>", "tool_token": "<tool>"}),
+    "its objects": ({}, {"eos_token": {"content": "<|im_end|>", "lstrip": True}, "bos_token": {"content": "<tool>"}}),
+    "its list": ({}, {"additional_special_tokens": [*SPECIAL]}),
+    "both lists": ({"extra_special_tokens": ["<tool>"]}, {"extra_special_tokens": [{"content": "<|im_end|>"}]}),
+    "which goes first": ({"eos_token": "<tool>"}, {"eos_token": "<|im_end|>"}),
+    "which is not read": ({"eos_token": "<tool>", "added_tokens_decoder": {}}, {"eos_token": "<|im_end|>"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "of the vocabulary"])
+@pytest.mark.parametrize("shape", ["byte-level", "byte fallback"])
+@pytest.mark.parametrize("case", NAMED)
+def test_special_tokens_that_only_another_file_names_are_tokens(
+    case: str, shape: str, known: bool, tmp_path: Path
+) -> None:
+    config, further = NAMED[case]
+    made = SHAPES[shape]()
+    if known:
+        raw = json.loads(made.to_str())
+        vocabulary = raw["model"]["vocab"]
+        vocabulary |= {name: len(vocabulary) + at for at, name in enumerate(("<tool>", *SPECIAL, "<extra>"))}
+        made = Tokenizer.from_str(json.dumps(raw))
+    place = folder(tmp_path, made, config, **({"special_tokens_map": further} if further else {}))
+    found = assert_same_as_transformers(place)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(place)
+    assert found.templates.special_tokens == theirs.special_tokens_map
+
+
+def test_flags_of_the_configuration_count(tmp_path: Path) -> None:
+    made = SHAPES["byte-level"]()
+    size = made.get_vocab_size()
+    made.add_tokens([AddedToken("<|im_end|>")])
+    assert_same_as_transformers(folder(tmp_path, made, {"added_tokens_decoder": added(**{"<|im_end|>": size})}))
+
+
+def test_the_padding_of_the_file_names_a_token(tmp_path: Path) -> None:
+    made = SHAPES["byte-level"]()
+    made.enable_padding(pad_token="<extra>")
+    assert_same_as_transformers(folder(tmp_path, made))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("wrong", [{"eos_token": 5}, {"pad_token": {"content": 5}}, {"additional_special_tokens": [5]},
+                                   {"extra_special_tokens": "<tool>"}])  # fmt: skip
+def test_what_is_no_special_token_is_named(name: str, wrong: Any, tmp_path: Path) -> None:
+    place = folder(tmp_path, SHAPES["byte-level"]())
+    (place / f"{name}.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=rf"{name}.json.*_tokens?: expected"):
         ChatEncoder(place)
 
 
