@@ -18,7 +18,7 @@ from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.gguf_file import FLOATS, GgufFile, GgufTensor
-from reference_impl.models.gguf_tokenizer import ends_by_text
+from reference_impl.models.gguf_tokenizer import ends_between_files, ends_by_text
 from reference_impl.models.json_file import shown
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.gguf_blocks import GgufBlocks, check_blocks, decode_blocks
@@ -78,7 +78,8 @@ def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigErr
 def _ends(file: GgufFile) -> list[int]:
     """What the file names, and what llama.cpp finds by its text: a template may end turns with any of these."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-    found = [*(file.metadata[name] for name in names if name in file.metadata), *ends_by_text(file).values()]
+    named = [*(file.metadata[name] for name in names if name in file.metadata), *ends_between_files(file).values()]
+    found = [*named, *ends_by_text(file).values()]
     return [one for i, one in enumerate(found) if one not in found[:i]]
 
 

@@ -28,13 +28,18 @@ _PATTERNS = {
 }
 _LONGEST = 4096  # characters of a token, which may be cut at each of them
 # Texts of tokens that end an answer, by which llama.cpp finds them (llama-vocab.cpp, special_eog_ids): a file names one
-# as eos_token_id, and its template ends turns with another. The last row stands between files of code.
+# as eos_token_id, and its template ends turns with another.
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
     "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
-    "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>",
 )  # fmt: skip
+# What stands between files of code ends an answer, too: by its text only where the file does not name its id.
+_BETWEEN_FILES = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
 # Where all of the first are there, the second ends no turn.
 _NO_ENDS = (
     ({"<|return|>", "<|call|>"}, "<|end|>"), ({"<|calls|>", "<|flush|>"}, "<|end|>"), ({"<|tool_response>"}, "</s>"),
@@ -145,17 +150,27 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
 
 
 def ends_by_text(file: GgufFile) -> dict[str, int]:
-    """The tokens of the file that end an answer whatever else it says, with their ids."""
+    """The tokens of the file that end an answer by their text, with their ids."""
     tokens, whole = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.huggingface.json")
+    named = ends_between_files(file)
+    texts = (*_ENDS, *(text for kind, own in _BETWEEN_FILES.items() if kind not in named for text in own))
     if isinstance(tokens, list):
-        places = {token: at for at, token in enumerate(tokens) if isinstance(token, str) and token in _ENDS}
+        places = {token: at for at, token in enumerate(tokens) if isinstance(token, str) and token in texts}
     elif isinstance(whole, str):
         made = _whole(whole, file.path)
-        places = {text: token for text in _ENDS if (token := made.token_to_id(text)) is not None}
+        places = {text: token for text in texts if (token := made.token_to_id(text)) is not None}
     else:
         return {}
     others = {text for all_of, text in _NO_ENDS if all_of <= places.keys()}
     return {text: token for text, token in places.items() if text not in others}
+
+
+def ends_between_files(file: GgufFile) -> dict[str, int]:
+    """Ids that the file names for what stands between files of code; llama.cpp leaves out one that no token has."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    found = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _BETWEEN_FILES}
+    most = len(tokens) if isinstance(tokens, list) else 0
+    return {kind: token for kind, token in found.items() if type(token) is int and 0 <= token < most}
 
 
 def _add_special(made: Tokenizer, file: GgufFile) -> None:

@@ -38,6 +38,19 @@ def test_texts_that_end_turns(end: str, tmp_path: Path) -> None:
     assert _ends(gguf_file(tmp_path, ["<s>", "a", end, "<|im_start|>"], eos_token_id=0)) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("fim_pad", "<|fim_pad|>"), ("fim_pad", "<fim_pad>"), ("fim_pad", "[PAD]"), ("fim_rep", "<|repo_name|>"),
+     ("fim_rep", "<reponame>"), ("fim_sep", "<|file_sep|>")]
+)  # fmt: skip
+def test_what_stands_between_files_of_code_ends_an_answer(kind: str, text: str, tmp_path: Path) -> None:
+    """The token whose id the file names, or else the one of this text."""
+    tokens = ["a", text, "<|x|>"]
+    assert _ends(gguf_file(tmp_path, tokens)) == [1]
+    assert _ends(gguf_file(tmp_path, tokens, **{f"{kind}_token_id": 2})) == [2]
+    assert _ends(gguf_file(tmp_path, tokens, **{f"{kind}_token_id": 3})) == [1]  # no token has it
+
+
 def test_what_ends_no_turn_beside_others(tmp_path: Path) -> None:
     """gpt-oss writes several messages, each up to <|end|>."""
     assert _ends(gguf_file(tmp_path, TOKENS[6:])) == [1, 2]
