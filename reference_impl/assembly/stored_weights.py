@@ -92,11 +92,11 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
         )  # fmt: skip
     headers = functools.cache(lambda: tensor_shapes(weight_files(folder)))
 
-    alone = is_decoder_alone(weight_files(folder))
+    alone = is_decoder_alone(folder)
 
     def of_file(name: str) -> Layout | None:
         """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order. A
-        decoder alone has names without `model.`, and those in its config are without it, too, or not."""
+        decoder alone may have names without `model.`, and so may its config, each for itself."""
         layout = layout_of(name)
         if alone and layout is not None:
             layout = layout_of(name.removeprefix("model."))

@@ -18,10 +18,20 @@ from reference_impl.models.config_reader import ConfigError, Reader
 from reference_impl.models.config_rope import ropes
 from reference_impl.models.families import FAMILIES, FULL, SLIDING, Family
 from reference_impl.models.json_file import read_object
+from reference_impl.models.tokenizer_files import (
+    ADDED,
+    CONFIG,
+    LISTED,
+    MAP,
+    TOKENIZER,
+    complete,
+    read_config,
+    special_tokens,
+)
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-# Embedding models are published as the decoder that stands below the head.
-_WITHOUT_HEAD = {f"{name}Model": f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+# Embedding models are published as the decoder below the head, in a class named like its model_type: Gemma3TextModel.
+_WITHOUT_HEAD = {f"{family.model_type.replace('_', '')}model": name for name, family in FAMILIES.items()}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
@@ -45,35 +55,37 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
     generation = folder / "generation_config.json"
     extra = read_object(generation, ConfigError, MOST_BYTES) if generation.is_file() else {}
     config = parse_model_config(raw, extra, where=str(path))
-    ends = dict.fromkeys((*config.eos_token_ids, *_ends_of_tokenizer(folder)))
+    # A token that only these files name may be one that the model has no row for.
+    others = [token for token in _ends_of_tokenizer(folder) if token < config.vocab_size]
+    ends = dict.fromkeys((*config.eos_token_ids, *others))
     return replace(config, eos_token_ids=tuple(ends))
 
 
 def _ends_of_tokenizer(folder: Path) -> list[int]:
-    """The id of tokenizer_config.json's eos_token; none where a file is missing or broken, which who loads the
-    tokenizer says."""
-    file, own = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    """The id of the eos_token that the tokenizer's files name; none where a file is missing or broken, which who loads
+    the tokenizer says."""
     try:
-        said = read_object(file, ConfigError, MOST_BYTES)
-    except (OSError, ConfigError):
+        end, listed = special_tokens(folder).named.get("eos_token"), read_config(folder / CONFIG).get(LISTED)
+    except (OSError, ValueError):
         return []
-    end, added = said.get("eos_token"), said.get("added_tokens_decoder")
-    end = end.get("content") if isinstance(end, dict) else end
-    for number, token in added.items() if isinstance(added, dict) else ():
-        if isinstance(token, dict) and token.get("content") == end and number.isdecimal():
+    if end is None:
+        return []
+    for number, token in listed.items() if isinstance(listed, dict) else ():
+        if isinstance(token, dict) and token.get("content") == end.content and number.isdecimal():
             return [int(number)]
-    if not isinstance(end, str) or not own.is_file():
-        return []
-    found = _id_of(end, own, own.stat().st_mtime_ns)
+    files = [file for name in (TOKENIZER, CONFIG, MAP, ADDED) if (file := folder / name).is_file()]
+    found = _id_of(end.content, folder, tuple(file.stat().st_mtime_ns for file in files))
     return [] if found is None else [found]
 
 
 @functools.lru_cache(maxsize=8)  # a large file takes half a second, and a config is read more than once
-def _id_of(token: str, file: Path, _changed: int) -> int | None:
+def _id_of(token: str, folder: Path, _changed: tuple[int, ...]) -> int | None:
     try:
-        return Tokenizer.from_file(str(file)).token_to_id(token)
+        made = Tokenizer.from_file(str(folder / TOKENIZER))
+        complete(made, folder)
     except Exception:  # tokenizers raises nothing narrower
         return None
+    return made.token_to_id(token)
 
 
 def parse_model_config(
@@ -136,9 +148,8 @@ def _gemma_fields(get: Reader, family: Family, hidden: int) -> dict[str, Any]:
 
 def _architecture(get: Reader) -> str:
     by_model_type = {family.model_type: name for name, family in FAMILIES.items()}
-    names = get.raw.get("architectures") or [by_model_type.get(str(get.raw.get("model_type")))]
-    for name in names if isinstance(names, list) else [names]:
-        whole = _WITHOUT_HEAD.get(name, name) if isinstance(name, str) else None
+    for name in _names(get.raw) or [by_model_type.get(str(get.raw.get("model_type")))]:
+        whole = _WITHOUT_HEAD.get(name.lower(), name) if isinstance(name, str) else None
         if whole in FAMILIES:
             return whole
     found = get.raw.get("architectures") or get.raw.get("model_type")
@@ -146,6 +157,17 @@ def _architecture(get: Reader) -> str:
         what = "Medusa heads draft" if found == ["MedusaHeads"] else "a feature head drafts"
         raise get.error("architectures", f"a model's ({what} for one: give it as draft_model)", found)
     raise get.error("architectures", f"one of {', '.join(FAMILIES)}", found)
+
+
+def _names(raw: dict[str, Any]) -> list[Any]:
+    names = raw.get("architectures") or []
+    return names if isinstance(names, list) else [names]
+
+
+def is_decoder_class(folder: Path) -> bool:
+    """Whether config.json names the class of a decoder without its head, as Qwen3Model. ConfigError if it is broken."""
+    names = _names(read_object(folder / "config.json", ConfigError, MOST_BYTES))
+    return any(isinstance(name, str) and name.lower() in _WITHOUT_HEAD for name in names)
 
 
 def _heads(get: Reader, family: Family, hidden: int) -> tuple[int, int, int]:

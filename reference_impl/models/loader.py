@@ -18,6 +18,7 @@ from torch import Tensor
 from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import NamesTensors, NamesTensorsOfParts, TensorSpec
+from reference_impl.models.config_json import is_decoder_class
 from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.quantization.head import StoredHead, all_linears
 from reference_impl.models.quantization.layouts import check_scales
@@ -100,20 +101,20 @@ def whole_name(name: str) -> str:
     return f"model.{name}" if name.partition(".")[0] in ("layers", "embed_tokens", "norm") else name
 
 
-def is_decoder_alone(files: list[Path]) -> bool:
-    """Whether tensors are named as those of a decoder saved without its lm_head, and there is none."""
+def is_decoder_alone(folder: Path) -> bool:
+    """Whether a folder of safetensors is of a decoder saved without its lm_head: there is none, and tensors are named
+    as such a decoder's, or config.json names its class."""
     names: list[str] = []
-    for file in files:
+    for file in weight_files(folder):
         with contextlib.suppress(SafetensorError, OSError), safe_open(file, framework="pt") as handle:
             names += handle.keys()
-    return any(whole_name(name) != name for name in names) and not any(
-        n.startswith(("model.", "lm_head.")) for n in names
-    )
+    short = any(whole_name(name) != name for name in names) and not any(n.startswith("model.") for n in names)
+    return not any(n.startswith("lm_head.") for n in names) and (short or is_decoder_class(folder))
 
 
 def lacks_head(folder: Path, tied_embeddings: bool) -> bool:
     """Whether a folder of safetensors is of a decoder saved alone, and its head is no copy of the embedding."""
-    return not tied_embeddings and is_decoder_alone(weight_files(folder))
+    return not tied_embeddings and is_decoder_alone(folder)
 
 
 def destinations(model: Decoder) -> dict[str, Destination]:

@@ -21,11 +21,13 @@ from reference_impl.features.process.facts import ModelFacts
 from reference_impl.models.checkpoints import read_config
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.families import FAMILIES
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.scheme import Scheme
+from tests.models.conftest import VARIANTS
 from tests.models.test_gptq_awq import AWQ, GPTQ
 from tests.models.test_gptq_awq import written as integers  # noqa: F401
-from tests.models.test_parity import IDS, worst
+from tests.models.test_parity import FP32, IDS, make_exact, worst
 from tests.models.test_stored_weights import written as by_scheme  # noqa: F401
 from tests.models.test_torchao import HERE
 from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
@@ -57,6 +59,30 @@ def test_names_without_model_are_those_of_the_decoder(
     save_file(short | tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"tensor model\.\S+ came a second time"):
         load_model(folder, torch.float32)
+
+
+OF_EACH_FAMILY = {family: name for name, (family, _) in VARIANTS.items()}
+
+
+def test_each_family_has_a_decoder_alone() -> None:
+    assert {f"{family}ForCausalLM" for family in OF_EACH_FAMILY} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("family", OF_EACH_FAMILY)
+def test_the_decoder_of_each_family_equals_transformers(family: str, prefix: str, build, tmp_path: Path) -> None:
+    """As `transformers` saves it, and with the names of a whole model, which AutoModel reads as well."""
+    theirs = build(OF_EACH_FAMILY[family], tie_word_embeddings=False).model.double()
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({prefix + name: tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    llm = LLM(tmp_path, device="cpu", num_blocks=32, max_model_len=64)
+    found = llm.embed([{"prompt_token_ids": list(IDS[:50])}], "last")[0].outputs.embedding
+    with torch.no_grad():
+        expected = make_exact(theirs)(torch.tensor([IDS[:50]])).last_hidden_state[0, -1]
+    assert worst(torch.tensor(found, dtype=torch.float64), expected / expected.norm()) <= FP32
+    with pytest.raises(ValueError, match="has no lm_head, so it gives hidden states and no tokens: use embed"):
+        llm.generate([{"prompt_token_ids": list(IDS[:9])}])
 
 
 def test_a_model_that_looks_both_ways_is_refused(make_folder: MakeFolder) -> None:  # noqa: F811
