@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+TOKENIZER, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+ADDED, LISTED = "added_tokens.json", "added_tokens_decoder"
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_LISTED, _FURTHER, _OLDER = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
+_FURTHER, _OLDER = "extra_special_tokens", "additional_special_tokens"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -41,7 +42,7 @@ def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
     own = {name: fields.pop(name) for name in [*fields] if name not in _NAMES and _is_named_text(name, fields[name])}
     own |= _pop_named(fields)
     where = str(folder / CONFIG)
-    if fields.get(_LISTED) is None and (folder / MAP).is_file():
+    if fields.get(LISTED) is None and (folder / MAP).is_file():
         said = {name: _as_special(value) for name, value in read_config(folder / MAP).items()}
         if isinstance(said.get(_FURTHER), list):
             said[_FURTHER] = [*(fields.get(_FURTHER) or ()), *said[_FURTHER]]
@@ -98,9 +99,9 @@ def complete(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.no_padding()
     special = special_tokens(folder, padding["pad_token"] if padding else None)
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    listed = read_config(folder / CONFIG).get(_LISTED)
+    listed = read_config(folder / CONFIG).get(LISTED)
     if listed is not None:
-        tokens, where = dict(_of_config(listed, folder / CONFIG)), f"{folder / CONFIG}: {_LISTED}"
+        tokens, where = dict(_of_config(listed, folder / CONFIG)), f"{folder / CONFIG}: {LISTED}"
         # One of other flags than tokenizer.json's has these.
         tokens = {at: token for at, token in tokens.items() if repr(known.get(token.content)) != repr(token)}
     else:  # transformers' older form
@@ -122,7 +123,7 @@ def complete(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _of_config(listed: Any, file: Path) -> Iterator[tuple[int, AddedToken]]:
-    expected = f'{file}: {_LISTED}: expected {{"ID": {{"content": a text, ...}}}}'
+    expected = f'{file}: {LISTED}: expected {{"ID": {{"content": a text, ...}}}}'
     if not isinstance(listed, Mapping):
         raise ValueError(f"{expected}, got {type(listed).__name__}")
     for number, token in listed.items():
@@ -148,6 +149,8 @@ def read_config(file: Path) -> dict[str, Any]:
         config = json.loads(read_text(file))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}, line {error.lineno}: expected JSON: {error.msg}: {again}") from None
+    except RecursionError:
+        raise ValueError(f"{file}: expected JSON, found brackets nested too deep: {again}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{file}: expected a JSON object, got {type(config).__name__}: {again}")
     return config

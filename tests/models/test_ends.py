@@ -63,13 +63,13 @@ def test_an_end_is_no_text_whatever_its_type(tmp_path: Path) -> None:
     assert made.decode([1, 2, 3]) == "a<|im_start|>"
 
 
-def folder(place: Path, config: Any, generation: Any = None, tokenizer: Any = None) -> Path:
+def folder(place: Path, config: Any, generation: Any = None, tokenizer: Any = None, **others: Any) -> Path:
     course = course_model("target")
     raw = json.loads((course / "config.json").read_text())
     raw.pop("eos_token_id")
     (place / "config.json").write_text(json.dumps(raw | config))
     (place / "tokenizer.json").write_text((course / "tokenizer.json").read_text())
-    for name, content in (("generation_config", generation), ("tokenizer_config", tokenizer)):
+    for name, content in {"generation_config": generation, "tokenizer_config": tokenizer, **others}.items():
         if content is not None:
             (place / f"{name}.json").write_text(json.dumps(content))
     return place
@@ -99,6 +99,29 @@ def test_the_tokenizers_end_counts_beside_the_configurations(
 ) -> None:
     """As in vLLM: generation_config.json's ids or else config.json's, and the tokenizer's eos_token."""
     assert read_model_config(folder(tmp_path, config, generation, tokenizer)).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "others", "expected"),
+    [
+        ({}, {"special_tokens_map": {"eos_token": "<|im_end|>"}}, (TEXT, END)),
+        (None, {"special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}, (TEXT, END)),
+        ({"eos_token": "<|im_start|>"}, {"special_tokens_map": {"eos_token": "<|im_end|>"}}, (TEXT, END)),
+        ({"added_tokens_decoder": {}}, {"special_tokens_map": {"eos_token": "<|im_end|>"}}, (TEXT,)),
+        ({"eos_token": "<new>"}, {"added_tokens": {"<new>": 4096}}, (TEXT, 4096)),
+        ({}, {"special_tokens_map": {"eos_token": "<new>"}}, (TEXT, 4096)),
+        ({"pad_token": "<pad>", "bos_token": "<begin>"}, {"special_tokens_map": {"eos_token": "<new>"}}, (TEXT, 4097)),
+        ({"eos_token": "<|im_end|>"}, {"special_tokens_map": [5]}, (TEXT,)),
+    ],
+)  # fmt: skip
+def test_the_end_may_be_named_by_any_file_of_the_tokenizer(
+    tokenizer: Any, others: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As transformers reads them; where the model has the token."""
+    place = folder(tmp_path, {"eos_token_id": TEXT, "vocab_size": 4098}, None, tokenizer, **others)
+    assert read_model_config(place).eos_token_ids == expected
+    place = folder(tmp_path, {"eos_token_id": TEXT, "vocab_size": 4096}, None, tokenizer, **others)
+    assert read_model_config(place).eos_token_ids == tuple(token for token in expected if token < 4096)
 
 
 def test_a_broken_file_of_the_tokenizer_is_not_the_configurations_error(tmp_path: Path) -> None:
