@@ -1,10 +1,8 @@
-"""Samplers with all that a request can ask for: temperature, filters, penalties, log-probabilities."""
+"""The sampler in torch with all that a request can ask for: temperature, filters, penalties, log-probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,12 +13,6 @@ from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.interfaces import SamplingParams
 
 sample = CalledSampler()
-
-
-@cache
-def called(kind: type[TorchSampler]) -> Any:
-    """A `CalledSampler` that chooses as `kind` does: by Gumbel noise, or with our kernel."""
-    return type(f"Called{kind.__name__}", (CalledSampler, kind), {})()
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -55,7 +55,7 @@ class LocalExecutor(GraphWorker):
 
     def __init__(
         self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
-        sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
+        sampler: Sampler | TorchSampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
         page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
         tree: Tree | Growth | None = None, lookahead: Shape | None = None, typical: bool = False,
     ):  # fmt: skip

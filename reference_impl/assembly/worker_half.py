@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
     from reference_impl.core.kv_cache import PagedKVCache
     from reference_impl.core.model_config import ModelConfig
+    from reference_impl.core.sampler import TorchSampler
     from reference_impl.features.sizing.profile import DeviceMemory
     from reference_impl.features.speculative.feature_head import FeatureHead
     from reference_impl.features.speculative.model_source import Draft
@@ -134,7 +135,7 @@ def measured_blocks(half: WorkerHalf, parts: Parts, memory: DeviceMemory) -> int
     room = memory.total // half.bytes_per_block * config.block_size // len(specs)
     by_model = parts.draft_model is not None
     steps = worst_steps(config, specs, half.max_model_len, half.model.config.vocab_size, room, by_model)
-    sampler = part(parts.sampler, lambda: make_sampler(half))
+    sampler = make_sampler(half) if parts.sampler is None else parts.sampler
     measured = memory.measure([partial(run_alone, half, sampler, parts.draft_model, *step) for step in steps])
     of_graphs = 0
     if config.graphs != "off" and why_not_graphs(half, parts.draft_model) is None:
@@ -146,7 +147,11 @@ def measured_blocks(half: WorkerHalf, parts: Parts, memory: DeviceMemory) -> int
 
 
 def run_alone(
-    half: WorkerHalf, sampler: Sampler, draft: Drafts | None, plan: StepPlan, requests: Mapping[str, Request]
+    half: WorkerHalf,
+    sampler: Sampler | TorchSampler,
+    draft: Drafts | None,
+    plan: StepPlan,
+    requests: Mapping[str, Request],
 ) -> None:
     """One step with a cache of one block, and all that is beside the blocks."""
     cache = new_cache(half, 1, 0)
@@ -210,7 +215,7 @@ def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> Attent
 
 
 def make_executor(half: WorkerHalf, parts: Parts) -> Executor:
-    sampler = part(parts.sampler, lambda: make_sampler(half))
+    sampler = make_sampler(half) if parts.sampler is None else parts.sampler
     draft = make_draft(half, parts.draft_model, half.kv_cache, half.num_blocks, half.num_host_blocks)
     executor = new_worker(half, half.kv_cache, sampler, parts.proposer, parts.page_store, draft)
     reason = why_not_graphs(half, parts.draft_model)
@@ -227,7 +232,7 @@ def make_executor(half: WorkerHalf, parts: Parts) -> Executor:
 def new_worker(
     half: WorkerHalf,
     cache: KVCache,
-    sampler: Sampler,
+    sampler: Sampler | TorchSampler,
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
     draft: Draft | None = None,
@@ -269,22 +274,22 @@ def why_not_graphs(half: WorkerHalf, draft: Drafts | None = None) -> str | None:
     return None
 
 
-def make_sampler(half: WorkerHalf) -> Sampler:
-    from reference_impl.assembly.sampler import called, sample
+def make_sampler(half: WorkerHalf) -> Sampler | TorchSampler:
+    from reference_impl.assembly.sampler import sample
 
     triton = computes_with_triton(half.model, half.config)
     if half.config.sampling_noise == "gumbel" and triton:
         from reference_impl.features.gumbel.triton import TritonGumbelSampler
 
-        return called(TritonGumbelSampler)
+        return TritonGumbelSampler()
     if half.config.sampling_noise == "gumbel":
         from reference_impl.features.gumbel.sampler import GumbelSampler
 
-        return called(GumbelSampler)
+        return GumbelSampler()
     if triton:
         from reference_impl.features.triton_sampler.sampler import TritonSampler
 
-        return called(TritonSampler)
+        return TritonSampler()
     return sample
 
 

@@ -14,7 +14,7 @@ import torch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.sampler import called, sample
+from reference_impl.assembly.sampler import sample
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.features.speculative.rejection import is_exact
@@ -31,7 +31,10 @@ from tests.engine.test_rejection import drafting as drafting
 from tests.engine.test_rejection import expected as expected
 
 GUMBEL: dict[str, Any] = {"sampling_noise": "gumbel"}
-sample_with_gumbel = called(GumbelSampler)
+
+
+class CalledGumbelSampler(CalledSampler, GumbelSampler):
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +169,7 @@ def test_requests_without_a_seed_are_verified_by_rejection_unless_a_choose_is_on
         def choose(self, scores: torch.Tensor, t: Any) -> torch.Tensor:
             return scores.argmax(-1)
 
-    assert is_exact(sample_with_gumbel)
+    assert is_exact(GumbelSampler())
     assert not is_exact(Likeliest())
 
 
@@ -184,9 +187,9 @@ def test_samples_of_a_prompt_are_those_that_each_would_be_alone(large, half) -> 
 
 
 def test_the_option_chooses_the_engines_own_sampler_and_no_other(large) -> None:
-    assert Engine(large, EngineConfig(**GUMBEL)).executor.sampler is sample_with_gumbel  # type: ignore[attr-defined]
+    assert type(Engine(large, EngineConfig(**GUMBEL)).executor.sampler) is GumbelSampler  # type: ignore[attr-defined]
     assert Engine(large, EngineConfig()).executor.sampler is sample  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="Parts.sampler, CalledGumbelSampler, is given: leave one of the two out"):
-        Engine(large, EngineConfig(**GUMBEL), Parts(sampler=type(sample_with_gumbel)()))
+        Engine(large, EngineConfig(**GUMBEL), Parts(sampler=CalledGumbelSampler()))
     with pytest.raises(ValueError, match="sampling_noise: expected one of one-number, gumbel, got 'white'"):
         EngineConfig(sampling_noise="white")  # type: ignore[arg-type]

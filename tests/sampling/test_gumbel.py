@@ -10,11 +10,12 @@ import pytest
 import torch
 from scipy import stats
 
-from reference_impl.assembly.sampler import called, sample
+from reference_impl.assembly.sampler import sample
 from reference_impl.core.philox import philox
 from reference_impl.core.sampler import SETTINGS, settings_of
 from reference_impl.core.staging import to_device
 from reference_impl.features.gumbel.sampler import GumbelSampler, exponentials
+from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.interfaces import SamplingParams
 from tests.no_sync import no_sync
 from tests.sampling.test_sampler import CASES, LOGITS, plain_probabilities, request
@@ -30,7 +31,13 @@ def numbers(seed: int, sample_index: int, position: int, vocab_size: int) -> np.
 
 
 CPU = torch.device("cpu")
-sample_with_gumbel = called(GumbelSampler)
+
+
+class CalledGumbelSampler(CalledSampler, GumbelSampler):
+    pass
+
+
+sample_with_gumbel = CalledGumbelSampler()
 ROWS = [(0, 0, 1), (2**64 - 1, 3, 7), (2**63 + 11, 2**31 + 1, 4095), (123456789, 2**30, 2**20)]
 
 

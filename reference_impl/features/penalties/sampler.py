@@ -1,8 +1,5 @@
-"""Samplers that are called with logits and requests, and wait: biases, penalties, whose texts are counted anew, and the
-choice. (What min_tokens rules out is ruled out before a sampler is called.)
-
-Extends `TorchSampler`, or a class beside it, by the call that `interfaces.Sampler` describes.
-"""
+"""Sampling outside of a worker, by the call that `interfaces.Sampler` describes, which waits: biases, penalties, whose
+texts are counted anew, and the choice. (What min_tokens rules out is ruled out before.)"""
 
 from __future__ import annotations
 
@@ -22,13 +19,17 @@ class CalledSampler(TorchSampler):
     """`TorchSampler`, and a `Sampler`."""
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        """Chooses the next token of each request. logits [len(requests), vocab_size]."""
-        settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
-        lengths = np.array([r.num_tokens for r in requests], np.int64)
-        columns = to_device({**self.columns(settings, lengths), "sample_positions": lengths}, logits.device)
-        tokens = self.choose(apply_penalties(logits, requests), columns)
-        logprobs = report(logits, tokens, settings["logprobs"])
-        return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
+        return sampled(self, logits, requests)
+
+
+def sampled(sampler: TorchSampler, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
+    """The next token of each request, as `sampler` chooses. logits [len(requests), vocab_size]."""
+    settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
+    lengths = np.array([r.num_tokens for r in requests], np.int64)
+    columns = to_device({**sampler.columns(settings, lengths), "sample_positions": lengths}, logits.device)
+    tokens = sampler.choose(apply_penalties(logits, requests), columns)
+    logprobs = report(logits, tokens, settings["logprobs"])
+    return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
