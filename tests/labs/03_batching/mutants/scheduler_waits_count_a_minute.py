@@ -19,7 +19,8 @@ class Scheduler:
 
     def schedule(self, now, free_blocks):
         """One step: (plan, [ids of the preempted])."""
-        line = [self.requests[name] for name in queue_order([r | {"arrival": max(r["arrival"], now - 60.0)} for r in self.requests.values()], now, self.aging)]
+        seen = [r | {"arrival": max(r["arrival"], now - 60.0)} for r in self.requests.values()]
+        line = [self.requests[name] for name in queue_order(seen, now, self.aging)]
         preempted, free_blocks = self.make_room([r for r in line if r["runs"]], free_blocks)
 
         running = [r for r in line if r["runs"]]

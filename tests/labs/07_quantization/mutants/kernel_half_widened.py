@@ -23,7 +23,8 @@ def w4a16_kernel(
         pair = tl.load(packed + n[None, :] * num_bytes + byte[:, None], mask=in_w, other=0).to(tl.int32)
         low = ((pair & 15) - 8).to(even.dtype)
         high = ((pair >> 4) - 8).to(even.dtype)
-        part = tl.dot(even, low, input_precision="ieee") + tl.dot(odd.to(tl.float32), high.to(tl.float32), input_precision="ieee")
+        part = tl.dot(even, low, input_precision="ieee")
+        part += tl.dot(odd.to(tl.float32), high.to(tl.float32), input_precision="ieee")
         scale = tl.load(scales + n * num_groups + start // GROUP, mask=n < N, other=0.0)
         acc += part * scale[None, :]
     tl.store(y + m[:, None] * N + n[None, :], acc, mask=(m < M)[:, None] & (n < N)[None, :])
