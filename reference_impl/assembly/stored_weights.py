@@ -32,7 +32,7 @@ from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import MOST_BYTES
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
-from reference_impl.models.loader import is_decoder_alone, weight_files
+from reference_impl.models.loader import CACHE_SCALES, is_decoder_alone, weight_files
 from reference_impl.models.moe import expert_names
 from reference_impl.models.quantization.auto_awq import awq_layouts
 from reference_impl.models.quantization.auto_gptq import Gptq, gptq_layouts
@@ -84,14 +84,17 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
     if method == "torchao":
         refuse_pickled(folder)
         return torchao_layouts(folder, weight_files(folder))
-    layout_of = layouts(raw, str(path), tensor_shapes(weight_files(folder)) if method == "fp8" else {})
-    if isinstance(raw, dict) and raw.get("kv_cache_scheme") is not None:
-        logger.warning(
-            "%s: kv_cache_scheme: scales of keys and values that come with a checkpoint are not used; kv_dtype='fp8' "
-            "keeps the cache in 8 bits, with a scale for each head of each token", path,
-        )  # fmt: skip
     headers = functools.cache(lambda: tensor_shapes(weight_files(folder)))
-
+    layout_of = layouts(raw, str(path), headers() if method == "fp8" else {})
+    unused = {name.partition(".self_attn.")[2] for name in headers()} & CACHE_SCALES
+    if isinstance(raw, dict) and raw.get("kv_cache_scheme") is not None:
+        unused |= {"kv_cache_scheme"}
+    if unused:
+        logger.warning(
+            "%s: %s: scales of attention that come with a checkpoint are not used: queries and probabilities are not "
+            "rounded, and kv_dtype='fp8' keeps the cache in 8 bits, with a scale for each head of each token",
+            folder, ", ".join(sorted(unused)),
+        )  # fmt: skip
     alone = is_decoder_alone(folder)
 
     def of_file(name: str) -> Layout | None:

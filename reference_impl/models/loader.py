@@ -31,20 +31,28 @@ class CheckpointError(ValueError):
     """A checkpoint that does not fit its config."""
 
 
-# Of queries, keys and values in the cache, as compressed-tensors, AutoFP8 and vLLM call them.
-_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale",
-                 "v_proj.output_scale")  # fmt: skip
+# Below self_attn.: of attention in 8 bits, by all names that vLLM reads. kv_scale: of keys and of values, in old files.
+CACHE_SCALES = frozenset(
+    {f"{where}{one}_scale" for where in ("", "attn.") for one in ("q", "k", "v", "prob")}
+    | {f"{one}_{what}" for one in "qkv" for what in ("proj.output_scale", "zero_point")}
+    | {f"{where}_proj.{one}_scale" for one in "kv" for where in (one, "qkv")}
+    | {"kv_scale", "prob_output_scale"}
+)
 Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
 
 
 def cache_scales(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
-    """Tensors that a checkpoint may have beside those that the model needs: scales for a cache in 8 bits. Ours has
-    scales of what it holds."""
+    """Tensors that a checkpoint may have beside those that the model needs: scales, and zero points, of queries, keys,
+    values and attention's probabilities in 8 bits. Our cache has scales of what it holds; the rest is not rounded."""
     return {
-        f"model.layers.{layer}.self_attn.{name}": check_scales
+        f"model.layers.{layer}.self_attn.{name}": check_scales if name.endswith("scale") else _not_used
         for layer in range(model.config.num_layers)
-        for name in _CACHE_SCALES
+        for name in CACHE_SCALES
     }
+
+
+def _not_used(_: Tensor) -> None:
+    pass
 
 
 def finish(model: Decoder) -> None:

@@ -193,11 +193,17 @@ def test_act_order_without_g_idx_has_groups_side_by_side(make_folder: MakeFolder
     assert torch.equal(our_logits(load_model(tmp_path / "packed", FLOAT32), IDS)[0], expected)
 
 
+@pytest.mark.parametrize("scheme", [None, {"num_bits": 8, "type": "float", "symmetric": True}, "static"], ids=str)
 @pytest.mark.parametrize(
-    "names", ["self_attn.{}_scale", "self_attn.{0}_proj.{0}_scale", "self_attn.{}_proj.output_scale"]
-)
+    "names",
+    [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("k_proj.output_scale", "v_proj.output_scale"),
+     ("kv_scale",), ("k_scale", "v_scale", "q_scale", "prob_scale"), ("qkv_proj.k_scale", "qkv_proj.v_scale"),
+     ("q_proj.output_scale", "prob_output_scale"), ("k_scale", "k_zero_point", "v_scale", "v_zero_point")],
+    ids=" ".join,
+)  # fmt: skip
 def test_scales_for_a_cache_are_let_be_and_the_log_says_what_to_do(
-    names: str,
+    names: tuple[str, ...],
+    scheme: Any,
     make_folder: MakeFolder,  # noqa: F811
     edit,
     our_logits,
@@ -209,12 +215,14 @@ def test_scales_for_a_cache_are_let_be_and_the_log_says_what_to_do(
     quantize_folder(Job(source, packed, small("rtn"), TOKENS))
     expected = our_logits(load_model(packed, FLOAT32), IDS)[0]
     raw = json.loads((packed / "config.json").read_text())["quantization_config"]
-    edit(packed, quantization_config=raw | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "symmetric": True}})
+    edit(packed, quantization_config=raw | {"kv_cache_scheme": scheme})
     file = next(path for path in packed.glob("*.safetensors") if any("layers.0" in name for name in load_file(path)))
     tensors = load_file(file)
-    tensors |= {f"model.layers.0.{names.format(one)}": torch.tensor([0.02]) for one in "kv"}
+    tensors |= {f"model.layers.0.self_attn.{n}": torch.tensor([0.02 if "scale" in n else 0.0]) for n in names}
     save_file(tensors, file, {"format": "pt"})
     assert torch.equal(our_logits(load_model(packed, FLOAT32), IDS)[0], expected)
+    said = ", ".join(sorted([*names, *(["kv_cache_scheme"] if scheme else [])]))
+    assert f"packed: {said}: scales of attention" in caplog.text
     assert "kv_dtype='fp8' keeps the cache in 8 bits" in caplog.text
 
 
