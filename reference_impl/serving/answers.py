@@ -216,7 +216,7 @@ class CompletionShape(Shape):
         reports = [*(piece.prompt_logprobs or () if echoes else ()), *piece.logprobs]
         tokens = [*prompt[:1], *(report.token for report in reports)]
         before = self._places_in_prompt(piece)
-        places = self._text_places[piece.index].of(tokens[len(prompt) :])
+        places = self._text_places[piece.index].of(tokens[len(prompt) :], ended=piece.finish_reason is not None)
         return {
             "tokens": [self.tokens.text(token) for token in tokens],
             "token_logprobs": [*(None for _ in prompt[:1]), *(report.logprob for report in reports)],

@@ -69,6 +69,40 @@ def test_offsets_are_where_tokens_begin_in_the_answers_text(name: str, echo: boo
                     assert whole[places[at] :].encode().startswith(raw) or not _is_text(raw), (whole, names, places)
 
 
+INVALID = (
+    b"h\xe2h", b"\xe2\xe2\x82h", b"h\xf0\x9f\x98", b"\xe2\x82\xach\xff\x80o\xe2", b"h\xef\xbf\xf0h",
+    b"\x80\xc3\xa9h\xed\xa0\x80h",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte fallback", "byte fallback, no prefix"])
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_around_bytes_that_are_no_character(name: str, echo: bool) -> None:
+    made = tokenizer(name)
+    tokens, end = TokenText(made), made.token_to_id("<|end|>")
+    of_byte = {tokens.bytes(token): token for token in reversed(range(made.get_vocab_size())) if token != end}
+    for raw in INVALID:
+        ids = [*made.encode("lo", add_special_tokens=False).ids, *(of_byte[bytes([byte])] for byte in raw)]
+        for cut in range(1, len(ids)):
+            stream = TextStream(made, ids[:cut])
+            answer = [*ids[cut:], end]
+            given = [stream.push(token) for token in answer]
+            given[-1] += stream.finish()
+            shown = shape(tokens, ids[:cut], echo=[made.decode(ids[:cut])] if echo else None)
+            pieces = [Piece(0, part, [token], [report(token)]) for part, token in zip(given, answer, strict=True)]
+            pieces[-1].finish_reason = "stop"
+            if echo:
+                pieces[0].prompt_logprobs = [report(token) for token in ids[1:cut]]
+            told = [shown.delta(piece) for piece in pieces]
+            whole = "".join(one["text"] for one in told)
+            places = [place for one in told for place in one["logprobs"]["text_offset"]][-len(answer) :]
+            assert places[-1] == len(whole), (raw, cut, whole, places)
+            assert places == sorted(places)
+            for token, place in zip(answer, places, strict=True):
+                if (one := tokens.bytes(token)).isalpha():
+                    assert whole[place:].encode().startswith(one), (raw, cut, whole, places)
+
+
 def _is_text(raw: bytes) -> bool:
     return raw.decode("utf-8", "ignore").encode() == raw
 

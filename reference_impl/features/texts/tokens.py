@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import codecs
 import functools
+import itertools
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -91,33 +91,56 @@ token_text = functools.lru_cache(maxsize=4)(TokenText)  # it remembers what toke
 
 
 class TextPlaces:
-    """Where tokens begin in a text, in characters. One that goes on within a character has its place.
+    """Where tokens begin in a text, in characters. One that goes on within a character has its place; where another
+    comes instead, what there was of the character is one U+FFFD before it, as `TextStream` writes it.
 
     skips_special: special tokens of an answer are not in its text.
     """
 
     def __init__(self, tokens: TokenText, skips_special: bool = False):
         self._tokens, self._skips, self._begun = tokens, skips_special, 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._part = b""  # of a character that is not whole yet
+        self._of_prompt = False  # where it began: its U+FFFD is then no text of the answer
 
     def of_prompt(self, tokens: Sequence[int], text: str = "") -> list[int]:
         """Of a prompt's tokens in its text, which lacks what tokens have at its beginning: a first token, and the space
         of SentencePiece's first word. An answer's text comes behind it."""
         places = [self._place(token) for token in tokens]
-        missing = max(0, self._begun - len(text))
+        self._of_prompt = bool(self._part)
+        missing = max(0, self._begun + self._of_prompt - len(text))
         self._begun = len(text)
         return [max(0, place - missing) for place in places]
 
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """Of an answer's next ones."""
-        return [
-            self._begun if self._skips and token in self._tokens.special else self._place(token) for token in tokens
-        ]
+    def of(self, tokens: Sequence[int], ended: bool = False) -> list[int]:
+        """Of an answer's next ones. ended: no others come, so the last that are no text stand behind all of it."""
+        skipped = [self._skips and token in self._tokens.special for token in tokens]
+        places = [self._begun if skips else self._place(token) for token, skips in zip(tokens, skipped, strict=True)]
+        if ended and self._part and not self._of_prompt:
+            for at in itertools.takewhile(skipped.__getitem__, reversed(range(len(tokens)))):
+                places[at] += 1
+        return places
 
     def _place(self, token: int) -> int:
-        place = self._begun
-        self._begun += len(self._decoder.decode(self._tokens.bytes(token)))
+        raw = self._tokens.bytes(token)
+        if raw and self._part and len((self._part + raw[:1]).decode("utf-8", "replace")) > 1:  # no character's bytes
+            self._begun += not self._of_prompt
+            self._part, self._of_prompt = b"", False
+        place, bytes_so_far = self._begun, self._part + raw
+        self._part = _incomplete(bytes_so_far)
+        self._begun += len(bytes_so_far.removesuffix(self._part).decode("utf-8", "replace"))
+        self._of_prompt = self._of_prompt and self._part == bytes_so_far
         return place
+
+
+def _incomplete(raw: bytes) -> bytes:
+    """The end that may yet become a character. A codec's incremental decoder also holds halves of surrogate pairs."""
+    for length in (3, 2, 1):
+        try:
+            raw[-length:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return raw[-length:]
+    return b""
 
 
 def _shown(raw: bytes) -> str:
