@@ -2,8 +2,8 @@
 
 A function here is one of a module or a class; what is defined inside it belongs to it. Its body is what it is known
 by. The rest is what an import runs or makes: constants, defaults, signatures, decorators, class bodies. Comments and
-layout count for nothing, except to a test that reads the file as text; nor does the docstring of a module or of a class
-that derives from nothing, where the source does not name `__doc__`.
+layout count for nothing, except to a test that reads the file as text; nor do docstrings where the source does not name
+`__doc__`, but for those of decorated functions and of classes that derive from others.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class File:
             module = ast.parse(content)
         except (SyntaxError, ValueError):
             return cls(path, digest(content))
-        found = []
+        found, reads_docs = [], b"__doc__" in content
         for name, node in functions(module):
-            found.append(digest(name, *map(ast.dump, node.body)))
-            # A decorator may take the docstring: of a command it becomes the help.
-            node.body = node.body[:1] if node.decorator_list and ast.get_docstring(node) else []
-        for node in ast.walk(module) if b"__doc__" not in content else ():
+            docstring = node.body[: ast.get_docstring(node) is not None]
+            found.append(digest(name, *map(ast.dump, node.body if reads_docs else node.body[len(docstring) :])))
+            node.body = docstring if node.decorator_list else []  # of a command it becomes the help
+        for node in ast.walk(module) if not reads_docs else ():
             plain = isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef) and not node.bases)
             if plain and ast.get_docstring(node):
                 del node.body[0]
