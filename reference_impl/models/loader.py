@@ -31,12 +31,12 @@ class CheckpointError(ValueError):
     """A checkpoint that does not fit its config."""
 
 
-# Below self_attn.: of attention in 8 bits, by all names that vLLM reads. kv_scale: of keys and of values, in old files.
+# Below self_attn.: of attention in 8 bits, as vLLM reads them. kv_scale: of keys and of values, in old files.
 CACHE_SCALES = frozenset(
     {f"{where}{one}_scale" for where in ("", "attn.") for one in ("q", "k", "v", "prob")}
-    | {f"{one}_{what}" for one in "qkv" for what in ("proj.output_scale", "zero_point")}
-    | {f"{where}_proj.{one}_scale" for one in "kv" for where in (one, "qkv")}
-    | {"kv_scale", "prob_output_scale"}
+    | {f"{where}{one}_zero_point" for where in ("", "attn.") for one in "qkv"}
+    | {f"{where}_proj.{one}_scale" for one in "kv" for where in (one, "qkv", "qkqkv")}
+    | {"kv_scale", "prob_output_scale", "q_proj.output_scale", "k_proj.output_scale", "v_proj.output_scale"}
 )
 Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
 
