@@ -102,15 +102,18 @@ def complete(tokenizer: Tokenizer, folder: Path) -> None:
     listed = read_config(folder / CONFIG).get(LISTED)
     if listed is not None:
         tokens, where = dict(_of_config(listed, folder / CONFIG)), f"{folder / CONFIG}: {LISTED}"
-        # One of other flags than tokenizer.json's has these.
-        tokens = {at: token for at, token in tokens.items() if repr(known.get(token.content)) != repr(token)}
     else:  # transformers' older form
         names = {token.content for name, token in special.named.items() if name in _NAMES}
         names |= {token.content for token in special.further}
         tokens, where = dict(_of_file(read_config(folder / ADDED), folder / ADDED, names)), str(folder / ADDED)
-        tokens = {at: token for at, token in tokens.items() if token.content not in known}
+        tokens |= tokenizer.get_added_tokens_decoder()
+    named = {token.content for token in special.named.values()}
+    for token in (*tokens.values(), *special.further):
+        token.special = token.special or token.content in named
     for number, token in sorted(tokens.items()):
-        tokenizer.add_tokens([token])
+        if repr(token) == repr(known.get(token.content)):
+            continue
+        tokenizer.add_tokens([token])  # of one that is known, the flags
         found = tokenizer.token_to_id(token.content)
         if token.content and token.content not in known and found != number:
             raise ValueError(

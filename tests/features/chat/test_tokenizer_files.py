@@ -139,6 +139,15 @@ def test_flags_of_the_configuration_count(tmp_path: Path) -> None:
     assert_same_as_transformers(folder(tmp_path, made, {"added_tokens_decoder": added(**{"<|im_end|>": size})}))
 
 
+@pytest.mark.parametrize(
+    "listed", [{}, {"added_tokens_decoder": {}}, {"added_tokens_decoder": added(**{"<tool>": 300})}]
+)
+def test_a_name_makes_a_listed_token_special(listed: Any, tmp_path: Path) -> None:
+    made = SHAPES["byte-level"]()
+    made.add_tokens([AddedToken("<tool>", rstrip=True)])
+    assert_same_as_transformers(folder(tmp_path, made, {"eos_token": "<tool>"} | listed))
+
+
 def test_the_padding_of_the_file_names_a_token(tmp_path: Path) -> None:
     made = SHAPES["byte-level"]()
     made.enable_padding(pad_token="<extra>")
