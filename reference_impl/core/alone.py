@@ -27,10 +27,9 @@ def core_engine(
     index: PrefixIndex | None = None,
     trace: TakesEvents | None = None,
 ) -> Engine:
-    """num_blocks: of the KV cache, of block_size tokens each. max_num_seqs: requests that run at a time.
-    max_num_batched_tokens: new tokens in a step. index: of cached prefixes; None: none is cached.
-
-    ValueError for a model whose layers have sliding windows.
+    """An engine of the core's parts. num_blocks: blocks in the KV cache, of block_size tokens each. max_num_seqs: how
+    many requests may run at a time. max_num_batched_tokens: the most new tokens in a step. index: finds cached
+    prefixes; None: none is cached. ValueError for a model whose layers have sliding windows.
     """
     c = model.config
     if any(window is not None for window in c.layer_windows):

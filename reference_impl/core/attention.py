@@ -17,7 +17,7 @@ SHORT = 16  # tokens of a row that is computed together with others: one that de
 
 @dataclass
 class LengthBucket:
-    """Rows of as many tokens, which see about equally much, padded to the one that sees most."""
+    """Rows with the same number of tokens and contexts of similar length, padded to the longest."""
 
     tokens: slice  # of the batch
     slots: Tensor  # [rows, longest]; the padding repeats a slot of the same row: one never written may hold NaN
@@ -34,7 +34,8 @@ class Plan:
 
 
 class TorchAttention:
-    """Short rows are computed together with those of as many tokens that see about as much, the others one by one.
+    """Attention in torch. Short rows with the same number of tokens and contexts of similar length are computed
+    together, all others one by one.
 
     softcap: scores s become softcap x tanh(s / softcap) before the softmax.
     """
@@ -93,8 +94,8 @@ class TorchAttention:
         return out
 
     def workspace_for(self, slots: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """For the keys and values there, each [*slots.shape, num_kv_heads, head_dim]: the same memory in all steps,
-        since page faults of fresh memory took three times as long as the attention. It doubles when it grows."""
+        """Memory for the keys and values of these slots, each [*slots.shape, num_kv_heads, head_dim]. All steps share
+        it, since page faults of fresh memory took three times as long as the attention. It doubles when it grows."""
         needed = slots.numel()
         if self._workspace is None or self._workspace.shape[1] < needed:
             self._workspace = like.new_empty(2, max(needed, min(2 * needed, MOST_SLOTS)), *like.shape[1:])
@@ -103,8 +104,8 @@ class TorchAttention:
 
 
 def by_length(query_lens: Sequence[int], seen: Sequence[int]) -> list[slice]:
-    """Cuts rows, in a batch's order, into those of as many tokens, if these are few, that see about equally much: so
-    that padding at most doubles what is read, and MOST_SLOTS bound it."""
+    """Slices of consecutive rows that are computed together: at most SHORT tokens in each row and the same number, and
+    contexts so similar that padding at most doubles what is read, MOST_SLOTS in all. A row that fits none is alone."""
     groups: list[slice] = []
     for row, (query_len, length) in enumerate(zip(query_lens, seen, strict=True)):
         first = groups[-1].start if groups else 0
@@ -117,7 +118,7 @@ def by_length(query_lens: Sequence[int], seen: Sequence[int]) -> list[slice]:
 
 
 def _row_slots(batch: Batch, group: GroupTables, row: int, num_seen: int) -> Tensor | slice:
-    """Those of the row's last positions; a slice, to be viewed without a copy, where its blocks lie side by side."""
+    """The slots of the row's last num_seen positions; a slice, which needs no copy, where its blocks are contiguous."""
     size, end = batch.block_size, batch.context_lens[row]
     start = end - num_seen
     # Blocks that end before the window may be another request's by now: they are not read.

@@ -36,7 +36,7 @@ class HostBatch:
     drafts: tuple[int, ...] = ()  # [rows], how many of its tokens are draft tokens; () where no row has any
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
-        """The arrays as tensors. On a CPU they lie where the arrays lie, so that neither is to be changed any more."""
+        """The arrays as tensors. On a CPU they share the arrays' memory, so neither may be changed afterwards."""
         if device.type == "cpu":
             return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         return to_device(self.arrays, device)
@@ -46,7 +46,7 @@ NO_ROWS = HostBatch({}, (), (), (), (), (), (), np.zeros(0, np.int64), np.zeros(
 
 
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
-    """Side by side: rows of fewer tokens first, of as many the longest context first."""
+    """The rows in the order of a batch: those with fewer tokens first, among equals the longest context first."""
     if not rows:
         return NO_ROWS
     of_row, starts, num_tokens, samples, num_drafts, _ = zip(*rows, strict=True)
@@ -71,7 +71,7 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
 
 
 def ragged(rows: Sequence[StepRow], slots: Slots, order: Ints | None = None) -> HostBatch:
-    """`lay_out` of rows of any length. order: as of `HostBatch`, instead of its own; rows of one token first."""
+    """`lay_out` for rows of any length. order: see `HostBatch`, in place of its own; rows of one token come first."""
     *columns, _ = zip(*rows, strict=True)
     slot, start, num_tokens, samples, num_drafts = map(np.array, columns)  # [rows] each
     length = num_tokens + num_drafts
@@ -102,7 +102,7 @@ def ragged(rows: Sequence[StepRow], slots: Slots, order: Ints | None = None) -> 
 
 
 def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVSpec]) -> Batch:
-    """tensors: host.arrays on the device, and what `Slots.look_up` found."""
+    """The `Batch` of these rows. tensors: host.arrays on the device, and what `Slots.look_up` found."""
     return Batch(
         input_ids=tensors["input_ids"],
         positions=tensors["positions"],
@@ -125,6 +125,6 @@ def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVS
 
 @functools.lru_cache(maxsize=64)
 def group_of_layer(specs: tuple[KVSpec, ...]) -> tuple[int, ...]:
-    """Per layer of the model, the KV group it belongs to."""
+    """The KV group that each layer of the model belongs to, [num_layers]."""
     groups = {layer: g for g, spec in enumerate(specs) for layer in spec.layers or range(spec.num_layers)}
     return tuple(groups[layer] for layer in sorted(groups))

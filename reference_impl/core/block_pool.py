@@ -30,7 +30,7 @@ class BlockPool:
         return self._refs[block]
 
     def allocate(self, n: int) -> list[BlockId]:
-        """n free blocks, each with one reference; OutOfBlocks (and nothing taken) if there are fewer."""
+        """Takes n free blocks, each with one reference. OutOfBlocks, and nothing taken, if there are fewer."""
         if n > self.num_free:
             raise OutOfBlocks(f"asked for {n} blocks, {self.num_free} of {self.num_blocks} are free")
         self.num_free -= n
@@ -40,7 +40,7 @@ class BlockPool:
         return blocks
 
     def incref(self, ids: Sequence[BlockId]) -> None:
-        """One more reference each. ValueError, and nothing changed, for a free block or one that is not there."""
+        """Adds one reference to each. ValueError, and nothing changed, for a free block or one that does not exist."""
         self._check("incref", ids)
         for block in ids:
             if self._refs[block] < 1:
@@ -51,7 +51,7 @@ class BlockPool:
     def decref(self, ids: Sequence[BlockId]) -> list[BlockId]:
         """Drops one reference each; returns the blocks that became free.
 
-        ValueError, and nothing changed, for a block with fewer references, or one that is not there.
+        ValueError, and nothing changed, for a block with fewer references, or one that does not exist.
         """
         self._check("decref", ids)
         for block, count in Counter(ids).items():
@@ -67,7 +67,7 @@ class BlockPool:
         return freed
 
     def _check(self, what: str, ids: Iterable[BlockId]) -> None:
-        """To Python, -1 would be the last block."""
+        """Raises ValueError for a block that does not exist. Without it, -1 would be the last block to Python."""
         for block in ids:
             if not 0 <= block < self.num_blocks:
                 raise ValueError(f"{what}: expected blocks 0 to {self.num_blocks - 1}, got {block}")

@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
     def attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        """QK-norm, rotary embedding, cache, attention: qkv [num_tokens, width of q, k and v] -> [num_tokens, of q]."""
+        """QK-norm, rotary embedding, cache, attention: qkv [num_tokens, q, k and v widths] -> [num_tokens, q width]."""
         c = self.config
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
@@ -94,7 +94,7 @@ class DecoderLayer(nn.Module):
         return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
 
     def norms(self) -> dict[str, Tensor]:
-        """{name in the checkpoint, below "model.layers.3.": tensor}."""
+        """The weights of the norms: {name in the checkpoint, below "model.layers.3.": tensor}."""
         found = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.mlp_norm}
         if self.qk_norm is not None:  # the checkpoint has one weight for all query heads, one for all key heads
             sizes = (self.config.num_heads, self.config.num_kv_heads)
@@ -102,14 +102,14 @@ class DecoderLayer(nn.Module):
         return found
 
     def num_parameters(self) -> int:
-        """A norm that heads share counts once."""
+        """The layer's parameters; a norm that heads share counts once."""
         linears = sum(module.num_parameters() for module in self.modules() if isinstance(module, Linear))
         return linears + sum(weight.shape[-1] for weight in self.norms().values())
 
 
 class Decoder(nn.Module):
-    """A model, still without weights. methods: from the name of a linear layer (see `Linear`) to its method; None: all
-    are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given."""
+    """A model, still without weights. methods: gives the method of a linear layer by its name (see `Linear`); None: all
+    are `UnquantizedLinear`. layer: makes a layer, from the arguments of `DecoderLayer`."""
 
     normalize = staticmethod(reference.rms_norm)
     checkpoint: object = None  # what its weights were loaded from, if anything
@@ -140,7 +140,7 @@ class Decoder(nn.Module):
         return self.logits(self.hidden_states(batch, kv_cache, attention))
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
+        """Hidden states [num_sampling_rows, hidden_size] of the tokens at batch.logits_indices, after the last norm."""
         x = self.embed(batch.input_ids)
         ropes = [table.cos_sin.index_select(1, batch.positions).unbind() for table in self.rotaries]
         attention.plan(batch)
@@ -153,15 +153,15 @@ class Decoder(nn.Module):
         return self.normalize(x, self.norm, self.config.norm_eps)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """input_ids [num_tokens] -> [num_tokens, hidden_size]."""
+        """The embeddings of input_ids [num_tokens]: [num_tokens, hidden_size]."""
         return self.embedding[input_ids]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden_size], after the last norm -> [rows, vocab_size]."""
+        """The logits of hidden [rows, hidden_size], after the last norm: [rows, vocab_size]."""
         return self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
 
     def norms(self) -> dict[str, Tensor]:
-        """{name in the checkpoint: tensor}, of the last norm."""
+        """The weight of the last norm: {name in the checkpoint: tensor}."""
         return {"model.norm.weight": self.norm}
 
     def linears(self) -> list[Linear]:

@@ -14,7 +14,7 @@ _BAD = "\ufffd"  # stands for bytes that are no character, or not yet
 
 @functools.lru_cache(maxsize=4)  # a server makes a stream for every request
 def special_and_bytes(tokenizer: Tokenizer) -> tuple[set[int], list[int | None], dict[int, int]]:
-    """Special tokens; the tokens <0x00> to <0xFF>; {token: byte} where these stand for bytes, as SentencePiece's do."""
+    """The special tokens; the tokens <0x00> to <0xFF>; {token: byte} where these stand for bytes (SentencePiece)."""
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
     stand_for_bytes = tokenizer.decode([ids[byte] or 0 for byte in _BAD.encode()]) == _BAD
@@ -22,7 +22,7 @@ def special_and_bytes(tokenizer: Tokenizer) -> tuple[set[int], list[int | None],
 
 
 class TextStream:
-    """Feeds one request's output tokens and says which new text is certain.
+    """Takes one request's output tokens and says which new text is certain.
 
     A character may span several tokens (they are held until it is complete), and text that may turn out
     to be the start of a stop string is held until it cannot be one any more.
@@ -55,26 +55,27 @@ class TextStream:
         return self.give(self._held + piece, final=False) if piece else ""
 
     def finish(self) -> str:
-        """What was held back: the output has ended, so it is certain now."""
+        """The text that was held back: the output has ended, so it is certain now."""
         if self.stopped_by is not None:
             return ""
         text = self._decode(self._window)
         return self.give(self._held + self._new(text, len(text)), final=True)
 
     def _new(self, text: str, end: int) -> str:
-        """What of the window's text, up to `end`, was not shown."""
+        """The part of the window's text, up to `end`, that was not shown yet."""
         piece, self._shown = text[self._shown : end], max(self._shown, end)
         if piece and self._after_split:
             piece, self._after_split = piece.removeprefix(_BAD), False
         return piece
 
     def _has_text(self, token: int) -> bool:
-        """Models may have more tokens than their tokenizer."""
+        """Whether the token gives text: not a special one, nor one of the model that its tokenizer does not have."""
         return not (self.skips_special and token in self._special) and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, tokens: list[int]) -> str:
-        """By which more tokens change nothing before them but a split character. tokenizers alone makes U+FFFD of every
-        byte of a run that is not UTF-8, also of its whole characters: so bytes of none become those of U+FFFD first."""
+        """The text of tokens. Later tokens change nothing in it but a split character at its end. The tokenizers
+        library turns every byte of a run that is not valid UTF-8 into U+FFFD, also the bytes of its whole characters;
+        so here invalid bytes alone are replaced by those of U+FFFD before it decodes."""
         if self._bytes and not self._bytes.keys().isdisjoint(tokens):
             found: list[int | None] = []
             for are_bytes, run in itertools.groupby(tokens, self._bytes.__contains__):
@@ -87,7 +88,7 @@ class TextStream:
         return self._tokenizer.decode(tokens, skip_special_tokens=self.skips_special)
 
     def give(self, text: str, final: bool) -> str:
-        """What is sure of a text: all before a stop string, or before what may become one. final: there is no more."""
+        """The certain part of a text: all before a stop string, or before what may become one. final: no more comes."""
         # The stop string that is complete first, or of two the longer: however the tokens cut the text, the same one.
         found = [(text.find(s) + len(s), -len(s), s) for s in self._stop if s in text]
         if found:
@@ -101,6 +102,6 @@ class TextStream:
         return given
 
     def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of the text that a stop string begins with."""
+        """The length of the longest end of the text that a stop string begins with."""
         ends = ((stop, n) for stop in self._stop for n in range(1, min(len(stop), len(text) + 1)))
         return max((n for stop, n in ends if text.endswith(stop[:n])), default=0)

@@ -62,16 +62,17 @@ class WallClock:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step as the engine's user sees it. tokens: of each request that got any, in order."""
+    """One step as the engine's user sees it. tokens: {request id: its new tokens, in order}, where it got any."""
 
     tokens: dict[str, tuple[int, ...]]
     finished: tuple[Request, ...]
 
 
 class Engine:
-    """block_size: tokens in a KV block. num_blocks: of the KV cache. max_model_len: positions of a request. trace: what
-    events go to; None: they are dropped. depth: how many steps may be submitted before the first of them is collected;
-    for more than one, the scheduler `PlansAhead` and the KV manager `DefersReuse`."""
+    """Runs requests, step by step. block_size: tokens in a KV block. num_blocks: blocks in the KV cache. max_model_len:
+    positions of a request. trace: takes the events; None: they are dropped. depth: how many steps may be submitted
+    before the first is collected; more than one needs a scheduler that `PlansAhead` and a KV manager that
+    `DefersReuse`."""
 
     def __init__(
         self,
@@ -112,7 +113,8 @@ class Engine:
     def new_request(
         self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None, **others: Any
     ) -> Request:
-        """A request, not queued yet. others: fields of `Request`. Errors of `make_request`."""
+        """A request, not queued yet. others: fields of `Request`. Errors: see `make_request`; ValueError for an id that
+        is in use."""
         request_id = self._new_id() if request_id is None else request_id
         self.check_name(request_id)
         c = self.model.config
@@ -127,7 +129,7 @@ class Engine:
             raise ValueError(f"request id {request_id!r} is in use")
 
     def enqueue(self, request: Request) -> Request:
-        """With its other samples, `children`, which the scheduler forks when its prompt is computed."""
+        """Queues a request with its other samples, `children`, which the scheduler forks when its prompt is done."""
         children = [*request.children]  # a scheduler may take them as requests of their own
         self.scheduler.add(request)  # if it raises, nothing was stored yet
         for each in (request, *children):
@@ -135,20 +137,20 @@ class Engine:
         return request
 
     def arrived(self, request: Request) -> None:
-        """The scheduler has the request."""
+        """Notes a request that the scheduler has taken, and reports its arrival to the trace."""
         self.requests[request.id] = request
         if self.trace is not None:
             self.trace.add(RequestArrived(request.arrival, request.id, request.num_prompt_tokens))
 
     def abort(self, request_id: str, reason: str = "abort", num_dropped: int = 0) -> None:
-        """Stops a request, and samples that were not forked from it yet, and frees its blocks. num_dropped: of its last
-        tokens, so many are taken back: a stop string may end before the last of a step that gave several. KeyError if
-        it is not running or waiting."""
+        """Stops a request, with the samples that were not forked from it yet, and frees its blocks. num_dropped: how
+        many of its last tokens are taken back, since a stop string may end before the last token of a step. KeyError if
+        it is neither running nor waiting."""
         self.stop(self.unfinished(request_id), reason, num_dropped)
         self._drain()
 
     def stop(self, request: Request, reason: str, num_dropped: int = 0) -> None:
-        """As `abort`, also while a step is collected."""
+        """Stops a request like `abort`, but may be called while a step is collected."""
         children = [*request.children]
         if num_dropped:
             request.drop(num_dropped)
@@ -158,13 +160,13 @@ class Engine:
             self.finish(each)
 
     def unfinished(self, request_id: str) -> Request:
-        """The request of this name. KeyError if it is not running or waiting."""
+        """The request of this name. KeyError if it is neither running nor waiting."""
         if request_id not in self.requests:
             raise KeyError(f"no unfinished request {request_id!r}; unfinished: {sorted(self.requests)}")
         return self.requests[request_id]
 
     def finish(self, request: Request) -> None:
-        """The scheduler has it no more."""
+        """Forgets a request that the scheduler has dropped, frees its slot, and reports its end to the trace."""
         del self.requests[request.id]
         self.planner.close(request.id)
         if self.trace is not None:
@@ -225,8 +227,8 @@ class Engine:
             cast(DefersReuse, self.kv).step_submitted(plan.step_id)
 
     def _collect(self) -> FinishedStep:
-        """Waits for the oldest step in flight, and gives its tokens to their requests. FloatingPointError if a row has
-        no token: `features/failing` ends its request instead."""
+        """Waits for the oldest step in flight and gives its tokens to their requests. FloatingPointError if no token
+        could be sampled for a row; with `features/failing` its request ends instead."""
         flight = self.in_flight.popleft()
         plan, reply = flight.plan, self.executor.collect(flight.ticket)
         ended: set[str] = set()  # while the step ran: their names may be others' by now
@@ -249,7 +251,7 @@ class Engine:
         return done
 
     def _without(self, ended: set[str], done: FinishedStep) -> FinishedStep:
-        """What came too late is dropped."""
+        """The step without the tokens of requests that ended while it ran."""
         plan, output = done.plan, done.output
         rows = tuple(
             row._replace(samples=row.samples and row.request_id not in ended)
@@ -262,7 +264,7 @@ class Engine:
         return done._replace(plan=plan, output=replace(output, tokens=tokens))
 
     def _record(self, done: FinishedStep) -> StepResult:
-        """Adds the step to the trace, unless it only asked for transfers, and drops the requests that finished."""
+        """Adds the step to the trace, unless nothing happened in it, and drops the requests that finished."""
         plan, output, finished, num_sampled = done
         moved = output.transfers or output.layers_moved
         if self.trace is not None and (plan.rows or plan.preempted or moved or plan.transfers != Transfers()):
@@ -279,15 +281,15 @@ class Engine:
         return StepResult(output.tokens, tuple(finished))
 
     def _check_idle(self, now: float) -> None:
-        """Nothing was planned: right only if there is nothing to compute, if held requests are in the way until a token
-        is appended to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
+        """Raises RuntimeError if nothing was planned without a reason. There are three: nothing is left to compute,
+        held requests wait for a token to be appended, or the scheduler waits on purpose (dynamic batching)."""
         waits_until = self.scheduler.next_event(now) if isinstance(self.scheduler, WaitsOnPurpose) else None
         if self.has_work() and waits_until is None and not any(request.holds for request in self.requests.values()):
             raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
 
     def _drain(self) -> None:
-        """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed
-        step: an abort that follows it should not raise one more error."""
+        """Collects the steps in flight when no request remains, so that their blocks become free; not after a failed
+        step, since an abort that follows it should not raise one more error."""
         while self.in_flight and not self.requests and self.lost is None:
             try:
                 done = self._collect()
@@ -297,8 +299,8 @@ class Engine:
             self._record(done)
 
     def _lose(self, error: BaseException) -> None:
-        """Also after Ctrl-C: the step that was waited for is not in flight any more. One step alone can be tried again:
-        it then opens every slot anew."""
+        """Handles a step that failed, or was interrupted by Ctrl-C. With one step at a time it can be tried again, and
+        then opens every slot anew; with more the engine is lost."""
         self.planner.close_all()
         if self.depth > 1:
             self.lost = error
@@ -306,7 +308,7 @@ class Engine:
             self.in_flight.clear()
 
     def check_not_lost(self) -> None:
-        """RuntimeError where a step was lost."""
+        """Raises RuntimeError if a step was lost."""
         if self.lost is not None:
             raise RuntimeError(
                 "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
@@ -322,11 +324,11 @@ class Engine:
 
     @property
     def max_request_len(self) -> int:
-        """Most tokens a request may have: all but the last one need a slot in the cache."""
+        """The most tokens that a request may have: all but the last one need a slot in the cache."""
         return min(self.max_model_len, self.num_blocks * self.block_size + 1)
 
     def _new_id(self) -> str:
-        """The next number that is no unfinished request's name."""
+        """The next number that is not the name of an unfinished request."""
         while True:
             self._num_added += 1
             if str(self._num_added - 1) not in self.requests:

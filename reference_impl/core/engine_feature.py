@@ -11,7 +11,7 @@ from reference_impl.interfaces import Reply, Request, Step, StepOutput, StepPlan
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A step submitted and not collected. requests: by id, those of the plan's rows at least."""
+    """A step that was submitted and not collected yet. requests: by id, at least those of the plan's rows."""
 
     plan: StepPlan
     requests: Mapping[str, Request]
@@ -20,7 +20,7 @@ class Flight:
 
 
 class FinishedStep(NamedTuple):
-    """A step that was collected, and what it gave. num_sampled: as of `StepDone`."""
+    """A step that was collected, and what it gave. num_sampled: see `StepDone`."""
 
     plan: StepPlan
     output: StepOutput
@@ -33,30 +33,30 @@ Afterwards: TypeAlias = Callable[[FinishedStep], FinishedStep] | None
 
 
 class EngineFeature:
-    """What an engine does besides. Features stand side by side, and know nothing of one another. A feature has some of
-    these hooks; of each, those of all features are called in their order."""
+    """What an engine does besides. Features are independent of one another. A feature implements some of these hooks;
+    each hook is called for all features that have it, in their order."""
 
     def has_work(self) -> bool:
         """Whether there is something to do beside tokens to compute."""
         return False
 
     def begin(self, now: float) -> None:
-        """A step begins: nothing is scheduled yet."""
+        """Called when a step begins, before anything is scheduled."""
 
     def needs_step(self) -> bool:
         """Whether a step is to be submitted although nothing was scheduled."""
         return False
 
     def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """The message for the worker, before it is submitted."""
+        """The message for the worker, or another in its place; called before it is submitted."""
         return step
 
     def submitted(self, flight: Flight) -> None:
-        """The step runs, and all that it depends on was collected."""
+        """Called when the step runs and every step that it depends on was collected."""
 
     def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
-        """The reply, before the scheduler has it."""
+        """The reply for the scheduler, and what is to be done once the requests have their tokens."""
         return reply, None
 
     def close(self) -> None:
-        """Before the executor is closed."""
+        """Called before the executor is closed."""

@@ -8,8 +8,8 @@ from typing import Any
 
 
 class Hooks(dict[str, list[Callable[..., Any]]]):
-    """By name, those of all features that were added, in their order. kind: a class whose methods are the hooks, and do
-    nothing. A hook that no feature has is not called."""
+    """The hooks of all features that were added: {name: functions, in the features' order}. kind: the class whose
+    methods are the hooks and do nothing. A method that a feature does not override is not called."""
 
     def __init__(self, kind: type):
         super().__init__({name: [] for name, hook in vars(kind).items() if inspect.isfunction(hook)})

@@ -51,10 +51,9 @@ class PagedKVCache:
         values.index_copy_(0, slots, value)
 
     def transfer(self, transfers: Transfers) -> None:
-        """To the host first, then copies, then back: a block given up may be written anew in the same step. All sources
-        of copies are read before any target is written, so a block may be both.
-
-        On a GPU nothing waits here: all takes its place in the stream."""
+        """Moves blocks to the host first, then makes copies, then moves blocks back: a block that was given up may be
+        written again in the same step. All sources of copies are read before any target is written, so a block may be
+        both. On a GPU the host does not wait: all is queued in the stream."""
         if self.host is not None:
             self.host.swap_out(transfers.swap_out)
         if transfers.copies:
@@ -81,6 +80,6 @@ class PagedKVCache:
 
 
 def block_ids(blocks: Iterable[BlockId], device: torch.device) -> Tensor:
-    """[blocks] int64 on the device, without waiting for it."""
+    """The block ids as a tensor [blocks] int64 on the device; does not wait for the device."""
     ids = torch.tensor(list(blocks))
     return ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids.to(device)

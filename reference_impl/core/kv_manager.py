@@ -22,8 +22,8 @@ from reference_impl.interfaces import BlockId, BlockPair, BlockPool, PrefixIndex
 class KVManager:
     """Block tables over one pool.
 
-    index: where computed prefixes can be found again; None: there is no prefix cache. num_groups: of layers that have
-    block tables of their own. With more than one there can be no index.
+    index: finds the blocks of computed prefixes; None: there is no prefix cache. num_groups: KV groups, each with a
+    block table of its own. ValueError for an index and more than one group.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, index: PrefixIndex | None = None, num_groups: int = 1):
@@ -36,15 +36,15 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated: free ones, and cached ones in no use."""
+        """The number of blocks that can be allocated: free ones, and cached ones that are not in use."""
         return self.pool.num_free + self.references.num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)  # ceiling
 
     def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
-        """Blocks for tokens [0, num_tokens) of a request that has none. At most `budget` of them are computed in its
-        first step."""
+        """Gives a request without blocks those for its tokens [0, num_tokens); False if too few are available. At most
+        `budget` tokens are computed in its first step."""
         cached = self._match(request)
         start = len(cached) * self.block_size
         tables = [cached, *([] for _ in range(1, self.num_groups))]
@@ -59,19 +59,20 @@ class KVManager:
         return True
 
     def _match(self, request: Request) -> list[BlockId]:
-        """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed. All
-        are where they are scored, or pooled."""
+        """The cached blocks of the request's longest prefix without its last token, which is always computed: its
+        logits are needed. None where the whole prompt must be computed, to be scored or pooled."""
         if self.index is None or request.needs_whole_prompt:
             return []
         longest = (request.num_tokens - 1) // self.block_size * self.block_size
         return list(self.index.match(request.tokens[:longest], cache_key(request)))
 
     def lengths_of(self, num_tokens: int, first_end: int) -> list[int]:
-        """Of the tables that a request is admitted with, one per group. Its first step ends at first_end or before."""
+        """The length of each group's block table when a request is admitted. Its first step ends at first_end at the
+        latest."""
         return [self.blocks_for(num_tokens)] * self.num_groups
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Room for the request's next num_tokens, or False and nothing changed."""
+        """Makes room for the request's next num_tokens; False, and nothing changed, if too few blocks are available."""
         start = request.num_computed_tokens
         first, end = start // self.block_size, -(-(start + num_tokens) // self.block_size)
         missing, shared = 0, []
@@ -97,7 +98,7 @@ class KVManager:
         return True
 
     def commit(self, request: Request) -> None:
-        """Index the request's full computed blocks.
+        """Indexes the request's full computed blocks.
 
         Where the same tokens were computed before, the request takes over that block and gives back its own.
         """
@@ -142,19 +143,19 @@ class KVManager:
 
     @property
     def num_releasing(self) -> int:
-        """Freed blocks that wait for running steps."""
+        """The number of freed blocks that wait for running steps."""
         return self.references.num_releasing
 
     def step_submitted(self, step_id: int) -> None:
-        """Blocks freed from now on wait for this step."""
+        """Called when a step was submitted: blocks freed from now on wait for it."""
         self.references.step_submitted(step_id)
 
     def step_collected(self, step_id: int) -> None:
-        """Blocks that waited for this step are available again."""
+        """Called when a step was collected: blocks that waited for it are available again."""
         self.references.step_collected(step_id)
 
     def take_transfers(self) -> Transfers:
-        """What the next step must copy first, and what was evicted for it, since the last call."""
+        """The copies that the next step must make first, and the blocks evicted, since the last call."""
         if not self._copies and not self.references.evicted:
             return NOTHING
         copies, self._copies = tuple(self._copies), []
@@ -171,12 +172,12 @@ def extend(tables: Sequence[list[BlockId]], missing: Sequence[int], new: Iterato
 
 
 def surely_computed(request: Request) -> int:
-    """Also if every draft in flight is wrong: what is computed of the tokens that it is known to have."""
+    """The number of known tokens that are computed, even if every draft in flight turns out to be wrong."""
     return min(request.num_computed_tokens, len(request.tokens))
 
 
 def cache_key(request: Request) -> bytes:
-    """Whose prefixes the request may share."""
+    """The key of the prefixes that the request may share: see `prefix_key`."""
     return prefix_key(request.adapter, request.cache_salt)
 
 

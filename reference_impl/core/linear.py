@@ -66,7 +66,7 @@ class Linear(nn.Module):
         self.method.load(self.params, name, tensor, self.row_of(part))
 
     def row_of(self, part: str) -> int:
-        """First row of a part in the stacked matrix."""
+        """The first row of a part in the stacked matrix."""
         names = list(self.parts)
         return sum(self.parts[name] for name in names[: names.index(part)])
 
@@ -77,5 +77,5 @@ class Linear(nn.Module):
         return self.out_features * (self.in_features + self.has_bias)
 
     def weight_bytes(self) -> int:
-        """Memory of the weight as it is stored, with its scales and bias: what a decoding step reads of it."""
+        """The bytes of the weight as it is stored, with scales and bias: what a decoding step reads."""
         return sum(tensor.nbytes for tensor in self.params.values())

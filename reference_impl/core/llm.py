@@ -35,7 +35,7 @@ class RequestOutput:
 
 
 class LLM(PromptEncoder):
-    """An engine with a tokenizer. folder: the model's, where its tokenizer is; None: token ids only."""
+    """An engine with a tokenizer. folder: the model's folder, which has the tokenizer; None: token ids only."""
 
     def __init__(self, engine: Engine, folder: Path | None):
         super().__init__(folder)
@@ -47,7 +47,8 @@ class LLM(PromptEncoder):
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Sequence[RequestOutput]:
-        """Runs all prompts together; results in the order of the prompts."""
+        """Runs all prompts together; returns the results in the order of the prompts. ValueError for a list of
+        sampling parameters of another length."""
         batch = as_list(prompts)
         params = [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
         if len(params) != len(batch):
@@ -66,7 +67,8 @@ class LLM(PromptEncoder):
         return [r.output() for r in running]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. Asking for the first queues the request, leaving early aborts it."""
+        """Yields pieces of text as they become certain. Asking for the first queues the request; leaving early aborts
+        it. RuntimeError for a request that ended with an error."""
         running = self.start(prompt, sampling or SamplingParams())
         try:
             while running.unfinished:
@@ -83,19 +85,20 @@ class LLM(PromptEncoder):
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
 
     def start(self, prompt: Prompt, sampling: SamplingParams, **options: Any) -> Generation:
-        """Queues a prompt. The caller must `leave` it. options: those of Engine.add."""
+        """Queues a prompt. The caller must `leave` it. options: those of `add` of the engine. ValueError for stop
+        strings without a tokenizer."""
         tokens = self.encode(prompt)
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: use stop_token_ids")
         return self.follow(self.engine.add(tokens, sampling, **options))
 
     def follow(self, request: Request) -> Generation:
-        """From now on the request's tokens become text."""
+        """Starts to turn a request's tokens into text; the caller must `leave` it."""
         self._live[request.id] = generation = Generation(self, request)
         return generation
 
     def step(self) -> StepResult:
-        """One step of the engine; each token goes to its request, also to one that another caller streams."""
+        """Runs one step of the engine. Each token goes to its request, also if another caller streams that one."""
         result = self.engine.step()
         for request_id, tokens in result.tokens.items():
             if request_id in self._live:
@@ -103,7 +106,7 @@ class LLM(PromptEncoder):
         return result
 
     def leave(self, generation: Generation) -> None:
-        """Drops it; if it is not finished, it is aborted and its blocks are freed now."""
+        """Drops a request; if it is not finished, it is aborted and its blocks are freed now."""
         request_id = generation.request.id
         del self._live[request_id]
         if request_id in self.engine.requests:
@@ -125,7 +128,7 @@ class Generation:
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop" (an end token or a stop string), "length", "abort"; None while it runs."""
+        """Why it ended: "stop" (an end token or a stop string), "length", "abort" or "error"; None while it runs."""
         if self.request.id in self.engine.requests:
             return None
         stopped = self.text is not None and self.text.stopped_by is not None

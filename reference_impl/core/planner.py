@@ -45,7 +45,8 @@ class Sent:
 
 
 class Planner:
-    """block_size: tokens in a block. Slots are numbered from 0, and the smallest that is free is given out."""
+    """Turns plans into steps. Slots are numbered from 0; a request gets the smallest free one. block_size: tokens in a
+    block."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -56,9 +57,9 @@ class Planner:
         self.has_drafted = False  # whether a row of any step had drafts
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """requests: by id, all that the plan has rows of.
+        """The step for the worker. requests: by id, all that the plan has rows for.
 
-        IndexError if a request has too few blocks for its row, ValueError if it has no token there.
+        IndexError if a request has too few blocks for its row, ValueError if its row ends behind its last token.
         """
         for name in plan.preempted:
             self.close(name)
@@ -112,8 +113,8 @@ class Planner:
         )  # fmt: skip
 
     def _changes(self, sent: Sent) -> Iterator[TableUpdate]:
-        """Tables grow, with exceptions: a shared block is copied before it is written, a cached block replaces one
-        of the same contents, and blocks behind a window are freed."""
+        """What changed in the request's block tables. They only grow, with exceptions: a shared block is copied before
+        it is written, a cached block replaces one of the same contents, and blocks behind a window are freed."""
         for group, table in enumerate(sent.request.block_tables):
             known = sent.tables[group]
             start = len(known)
@@ -139,20 +140,20 @@ class Planner:
         )
 
     def close(self, request_id: str) -> None:
-        """The request ended, or lost its blocks: the next step frees its slot, if it has one."""
+        """Frees the slot, if it has one, of a request that ended or lost its blocks; the next step says so."""
         sent = self.sent.pop(request_id, None)
         if sent is not None:
             self._closed.append(sent.slot)
             heapq.heappush(self._free, sent.slot)
 
     def close_all(self) -> None:
-        """After a failed step, of which a part may have been applied: the next step opens every slot again."""
+        """Closes every slot after a failed step, which may have taken effect in part: the next opens them again."""
         for name in list(self.sent):
             self.close(name)
 
 
 def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
-    """A reply in the scheduler's terms. rows: of the plan."""
+    """A worker's reply in the scheduler's terms, by request. rows: the plan's."""
     tokens = {row.request_id: new for row, new in zip(rows, reply.tokens, strict=True) if new}
     logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
     return StepOutput(

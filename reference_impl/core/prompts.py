@@ -12,7 +12,8 @@ Prompt = str | Sequence[int]
 
 
 class PromptEncoder:
-    """The tokenizer of a model's folder, if it has one. None: a model without a folder."""
+    """Turns prompts into token ids by the tokenizer of a model's folder, if it has one. folder None: a model without
+    one. ValueError for a tokenizer.json that cannot be read."""
 
     def __init__(self, folder: Path | None):
         self.where = "a shape with dummy weights" if folder is None else "this model folder"

@@ -16,7 +16,7 @@ from reference_impl.interfaces import Request
 
 
 class FirstCome:
-    """In order of arrival: a request that arrives later goes later. A long request holds up all behind it."""
+    """The policy that serves requests in order of arrival. A long request holds up all behind it."""
 
     preemptive = False
 
@@ -42,24 +42,24 @@ class RankedQueue:
         self._numbers = count()
 
     def push(self, request: Request, rank: Any) -> None:
-        """ValueError if a request of this id waits already."""
+        """Queues a request. ValueError if one with this id waits already."""
         if request.id in self._by_id:
             raise ValueError(f"request {request.id!r} waits already")
         entry = self._by_id[request.id] = (rank, next(self._numbers), request)
         insort(self._entries, entry)
 
     def first(self) -> Request:
-        """The one that is next; IndexError if none waits."""
+        """The request that is next. IndexError if none waits."""
         return self._entries[0][2]
 
     def pop(self) -> Request:
-        """Takes the first out; IndexError if none waits."""
+        """Takes the first out. IndexError if none waits."""
         request = self._entries.pop(0)[2]
         del self._by_id[request.id]
         return request
 
     def remove(self, request_id: str) -> Request:
-        """Takes this one out, wherever it stands; KeyError if it does not wait."""
+        """Takes this request out, wherever it stands. KeyError if it does not wait."""
         entry = self._by_id.pop(request_id)
         del self._entries[bisect_left(self._entries, entry)]
         return entry[2]

@@ -28,7 +28,7 @@ class BlockReferences:
         self._evict_at_once = max(1, pool.num_free // 128)  # looking for the oldest costs more than forgetting a few
 
     def take(self, num_blocks: int, shared: Sequence[BlockId] = ()) -> list[BlockId] | None:
-        """num_blocks new blocks, and one more reference to each shared one, which is then not evicted.
+        """Takes num_blocks new blocks, and a reference to each shared one, so that it is not evicted.
 
         None, and nothing evicted or held, if there are too few.
         """
@@ -49,8 +49,8 @@ class BlockReferences:
                 self.pool.incref([block])
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """Drops references. While steps are in flight, which may still read and write the blocks, they are kept until
-        these are collected. Where steps take effect one after another a later one could have them at once; but then
+        """Drops references. Steps in flight may still read and write the blocks, so the references are kept until these
+        are collected. Where steps take effect one after another, a later one could use the blocks at once; but then
         what a running step reads could not be checked, and an executor that copies beside its steps would be wrong."""
         if self._in_flight:
             self.releasing.append((self._in_flight[-1], list(blocks)))
@@ -59,7 +59,7 @@ class BlockReferences:
 
     @property
     def num_releasing(self) -> int:
-        """Blocks that wait for running steps, including those that others share and keep."""
+        """The number of blocks that wait for running steps, including those that others share and keep."""
         return sum(block != NO_BLOCK for _, blocks in self.releasing for block in blocks)
 
     def step_submitted(self, step_id: int) -> None:
@@ -80,8 +80,8 @@ class BlockReferences:
                     self.num_evictable += 1
 
     def add_indexed(self, blocks: Sequence[BlockId]) -> list[BlockId]:
-        """The index has these blocks, each held by a request: its own reference to those that are new in it. Returns
-        these."""
+        """Adds the index's own reference to those of these blocks that are new in it, and returns them. Each is held by
+        a request."""
         new = [block for block in blocks if block not in self.indexed]
         self.pool.incref(new)
         self.indexed.update(new)

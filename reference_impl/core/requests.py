@@ -26,7 +26,8 @@ def make_request(
     limits: str,
     **others: Any,
 ) -> Request:
-    """most_tokens: that a request may have, prompt and output; limits: what that follows from. others: more fields.
+    """A `Request` with these fields, and `others`. most_tokens: the most that it may have, prompt and output; limits:
+    what that follows from, for the error.
 
     ValueError for a prompt that is empty, holds anything but ids of the vocabulary, or leaves no room for a token.
     """
@@ -62,7 +63,7 @@ def _checked(prompt: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def check_plain(sampling: SamplingParams) -> None:
-    """ValueError where it asks for what only the features have."""
+    """Raises ValueError if a field asks for what only the features have."""
     for field in fields(sampling):
         if field.name in NOT_IN_CORE and (given := getattr(sampling, field.name)) != field.default:
             only = f"the core engine has only {field.default!r}, got {given!r}: use reference_impl.Engine for the rest"
@@ -70,7 +71,7 @@ def check_plain(sampling: SamplingParams) -> None:
 
 
 def check_read(sampling: SamplingParams, reads: Collection[str], sampler: str) -> None:
-    """ValueError where it asks for what this sampler does not read. reads: fields that it does."""
+    """Raises ValueError if a field asks for what this sampler does not read. reads: the fields that it reads."""
     for field in BY_SAMPLER:
         default = SamplingParams.__dataclass_fields__[field.name].default
         if field.name not in reads and (given := getattr(sampling, field.name)) != default:

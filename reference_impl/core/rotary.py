@@ -12,7 +12,7 @@ from reference_impl.core.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """theta^(-2i / n) for i < n / 2, rescaled for long contexts; [n / 2] float64. n: how much of a head is rotated."""
+    """theta^(-2i / n) for i < n / 2, rescaled for long contexts; [n / 2] float64. n: the rotated values of a head."""
     rotated = int(head_dim * rope.partial)
     exponent = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
     frequency = rope.theta**-exponent

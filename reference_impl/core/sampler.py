@@ -29,7 +29,7 @@ Settings = NDArray[np.void]  # of SETTINGS
 
 
 def settings_of(p: SamplingParams, seed: int, sample_index: int) -> tuple[float, ...]:
-    """One entry of an array of SETTINGS."""
+    """The values of one entry in an array of SETTINGS."""
     logprobs = -1 if p.logprobs is None else p.logprobs
     return *_fields(p), seed - (seed >> 63 << 64), sample_index, logprobs
 
@@ -41,7 +41,7 @@ class TorchSampler:
     captures = False  # whether `choose` goes by what lies on the device alone, positions included
 
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
-        """What `choose` needs of rows with these settings, [rows] each, and no more: none if all are greedy.
+        """The arrays that `choose` needs for rows with these settings, [rows] each; none if all are greedy.
 
         lengths [rows]: how many tokens the request has, which is the position of the one to be sampled.
         """
@@ -56,16 +56,16 @@ class TorchSampler:
         return found
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-        """One token per row of scores [rows, vocab_size], [rows] int64. t: the `columns`, on the device."""
+        """The tokens [rows] int64, one for each row of scores [rows, vocab_size]. t: the `columns`, on the device."""
         if "u" not in t:
             return scores.argmax(dim=-1)
         return draw(distribution(scores, t), t["u"])
 
 
 def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callable[[], list[TokenLogprobs | None]]:
-    """Log-probabilities start on their way to the host; the function is called when the device is done.
+    """Starts to copy log-probabilities to the host. Returns a function that gives them once the device is done.
 
-    wanted [rows]: how many alternatives; -1: no report of this row.
+    wanted [rows]: how many alternatives to report; -1: no report for this row.
     """
     (asked,) = (wanted >= 0).nonzero()
     if not len(asked):
@@ -87,8 +87,8 @@ def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callabl
 
 
 def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-    """What each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1. Temperature 0 gives all
-    mass to the largest logit, the first of equal ones.
+    """The distribution that each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1.
+    Temperature 0 gives all mass to the largest logit, the first of equal ones.
     t: columns on the device: temperature; top_k and top_p, and min_p, where any row has them."""
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     greedy = t["temperature"][:, None] == 0
@@ -108,9 +108,10 @@ def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:
 
 
 def _keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """-inf outside the top k (0: all), then outside the smallest set whose mass reaches top_p; both are columns.
+    """The scores with -inf outside the top k (0: all), then outside the smallest set whose mass reaches top_p; both
+    [rows, 1].
 
-    Exactly k stay: of equal scores at the edge the lower token id. Top-p counts mass within the top k.
+    Exactly k stay: among equal scores at the edge the lowest token ids. Top-p counts mass within the top k.
     """
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[1], device=scores.device)
@@ -123,7 +124,8 @@ def _keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """Inverse transform: the first token whose cumulative probability exceeds u. probs [rows, vocab], u [rows]."""
+    """The first token whose cumulative probability exceeds u (inverse transform sampling): [rows] int64. probs [rows,
+    vocab_size], u [rows]."""
     cumulative = probs.double().cumsum(dim=-1)
     target = u.double()[:, None] * cumulative[:, -1:]  # the sum may miss 1 by rounding
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]

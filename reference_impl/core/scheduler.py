@@ -44,9 +44,9 @@ class OpenPlan:
     """A step while it is planned. A request with tokens in it is not preempted by it: those that rank last are."""
 
     budget: int  # tokens that may still be granted
-    granted: list[tuple[Request, int, int, tuple[int, ...]]] = field(default_factory=list)  # tokens; drafts, as of Row
+    granted: list[tuple[Request, int, int, tuple[int, ...]]] = field(default_factory=list)  # tokens; drafts: see Row
     preempted: list[str] = field(default_factory=list)
-    admitted: list[tuple[str, int]] = field(default_factory=list)  # as of StepPlan
+    admitted: list[tuple[str, int]] = field(default_factory=list)  # see StepPlan
 
     def grant(self, request: Request, num_tokens: int, num_drafts: int = 0, drafts: tuple[int, ...] = ()) -> None:
         self.granted.append((request, num_tokens, num_drafts, drafts))
@@ -54,50 +54,52 @@ class OpenPlan:
 
 
 class SchedulerFeature:
-    """What some requests or KV managers need of a scheduler besides. Features stand side by side, and know nothing of
-    one another. A feature has some of these hooks; of each, those of all features are called in their order."""
+    """What some requests or KV managers need of a scheduler besides. Features are independent of one another. A feature
+    implements some of these hooks; each hook is called for all features that have it, in their order."""
 
     def begin(self, now: float) -> None:
-        """A step begins: nothing is planned yet."""
+        """Called when a step begins, before anything is planned."""
 
     def enrolled(self, request: Request) -> None:
-        """The request is to wait, or to run as a branch of another."""
+        """Called when a request is added, to wait, or to run as a branch of another."""
 
     def able(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Of those that run, and may get tokens in this step, the ones that may."""
+        """The running requests that may get tokens in this step, of those that the features before allow."""
         return requests
 
     def sets_aside(self, request: Request) -> bool:
-        """Whether the first of the queue has to wait beside it; the feature queues it again."""
+        """Whether the first request of the queue is to wait outside of it; the feature queues it again."""
         return False
 
     def may_preempt(self, step_id: int) -> bool:
-        """Blocks have run out. False where they come free without a preemption. step_id: of the planned step."""
+        """Whether to preempt a request now that blocks have run out; False where blocks become free without that.
+        step_id: the step that is planned."""
         return True
 
     def gives_up(self, request: Request) -> bool:
-        """Whether a preempted request's blocks were given up so that it keeps what is computed."""
+        """Whether the feature gave up a preempted request's blocks in a way that keeps what is computed."""
         return False
 
     def computed(self, request: Request) -> None:
-        """A step with tokens of its prompt was submitted."""
+        """Called when a step with tokens of the request's prompt was submitted."""
 
     def stuck(self, plan: OpenPlan) -> None:
-        """Requests run, and none of them has anything to compute, in this step or in one that is not over."""
+        """Called when requests run and none has anything to compute, in this step or in one that is in flight."""
 
     def withdraws(self, request: Request) -> bool:
-        """Whether a request that ends, and does not run, was kept by this feature, and not by the queue."""
+        """Whether a request that ends without running was kept by this feature and not by the queue."""
         return False
 
 
 def known_tokens(request: Request) -> int:
-    """All, not this step's chunk: a prompt that is admitted and preempted half-way has wasted its computation."""
+    """The number of tokens that must fit to admit a request: all, not only this step's chunk, since a prompt that is
+    preempted half-way has wasted its computation."""
     return request.num_tokens
 
 
 class Scheduler:
-    """max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one step. admission:
-    for how many tokens of a waiting request there must be blocks."""
+    """Plans each step. max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one
+    step. admission: for how many tokens of a waiting request there must be blocks."""
 
     def __init__(
         self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy | None = None,
@@ -130,14 +132,15 @@ class Scheduler:
             enrolled(request)
 
     def abort(self, request_id: str) -> None:
-        """Frees what the request, and samples that were not forked from it yet, hold, now; also while a step runs."""
+        """Ends a request, with the samples that were not forked from it yet, and frees what they hold; also while a
+        step runs."""
         request = self.requests[request_id]
         for each in (*request.children, request):
             self.finish(each, "abort")
 
     def fork(self, parent: Request, child: Request) -> None:
-        """The child shares the blocks of its computed tokens, which are the parent's. If the parent was preempted, or
-        no seat is free, the child waits like any other and computes its own."""
+        """Adds a child that shares the blocks of its computed tokens with its parent. If the parent does not run, or
+        max_num_seqs run, the child waits like any other and computes its own."""
         self.enroll(child)
         if parent.state is RequestState.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv.fork(parent, child)
@@ -151,7 +154,7 @@ class Scheduler:
         return self.num_waiting > 0 or any(request.num_missing_tokens for request in self.running)
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step's plan; without rows only where nothing can be computed."""
+        """The plan of the next step; without rows only where nothing can be computed."""
         for begin in self.hooks["begin"]:
             begin(now)
         plan = OpenPlan(self.max_num_batched_tokens)
@@ -172,8 +175,8 @@ class Scheduler:
         return StepPlan(self.step_id, tuple(rows), preempted, self.kv.take_transfers(), admitted)
 
     def _overtake(self, plan: OpenPlan) -> None:
-        """Before the budget is shared, the first of the queue takes the seat and the blocks of running requests that
-        rank after it. It gets its tokens as any request that runs."""
+        """Preempts running requests that rank after the first of the queue, which then runs in their place, before the
+        budget is shared. It gets its tokens like any request that runs."""
         while self.running and (first := self.first()) is not None:
             if self.ranks[self.running[-1].id] < self.ranks[first.id]:
                 return
@@ -183,7 +186,7 @@ class Scheduler:
                 return
 
     def _shares(self, plan: OpenPlan) -> Shares:
-        """Of the budget: one token for each request that decodes, then chunks."""
+        """The shares of the budget: one token for each request that decodes, then chunks."""
         requests: Sequence[Request] = self.running
         for able in self.hooks["able"]:
             requests = able(requests)
@@ -198,7 +201,7 @@ class Scheduler:
         return shares if num_decoding == len(shares) else self.cut(shares, max(0, plan.budget - num_decoding))
 
     def cut(self, shares: Shares, left: int) -> Shares:
-        """Those that miss several tokens get a chunk of what is left of the budget."""
+        """The shares, where requests that miss several tokens get a chunk of what is left of the budget."""
         cut = []
         for request, num_tokens in shares:
             if num_tokens > 1:
@@ -208,11 +211,13 @@ class Scheduler:
         return cut
 
     def chunk(self, request: Request, left: int) -> int:
-        """Where a prompt's log-probabilities are asked for, each token needs its logits: as many as have room."""
+        """The number of tokens that a request computes next, of `left`. At most SCORED_AT_ONCE where log-probabilities
+        of its prompt are requested, since each token then needs its logits."""
         return min(request.num_missing_tokens, left, SCORED_AT_ONCE if request.scores_prompt else left)
 
     def continue_running(self, shares: Shares, plan: OpenPlan) -> None:
-        """Blocks for these shares, in rank order: a request that is preempted to make room has nothing granted yet."""
+        """Grants these shares, with blocks for them, in rank order: so a request that is preempted to make room has
+        nothing granted yet."""
         for request, share in shares:
             num_tokens = share if share < plan.budget else plan.budget
             if not num_tokens or request.state is not RequestState.RUNNING:
@@ -243,7 +248,7 @@ class Scheduler:
             request.num_computed_tokens = request.num_cached_tokens = 0
 
     def _admit(self, plan: OpenPlan) -> None:
-        """Waiting requests start while there is room, in order, and none in a step that preempted one."""
+        """Starts waiting requests, in order, while there is room; none in a step that preempted one."""
         while plan.budget and not plan.preempted:
             request = self.first()
             if request is None or not self.enter(request, plan):
@@ -255,7 +260,8 @@ class Scheduler:
                 stuck(plan)
 
     def first(self) -> Request | None:
-        """Of the queue. None, too, while a token of it is in flight: how many it has to compute is not known yet."""
+        """The first request of the queue; None, too, while a token of it is in flight, since it is not known yet how
+        many it has to compute."""
         while self.waiting:
             first = self.waiting.first()
             if first.num_in_flight:
@@ -281,7 +287,8 @@ class Scheduler:
         self.num_running, self.num_waiting = self.num_running + 1, self.num_waiting - 1
 
     def advance(self, plan: StepPlan) -> None:
-        """The step was submitted. An earlier one that samples for one of its requests must have been updated first."""
+        """Commits what a submitted step computes. An earlier step that samples for one of its requests must have been
+        updated first."""
         expected = self.in_flight[plan.step_id] = []  # requests that get something; tokens in flight, 0 for an outcome
         for name, start, num_tokens, samples, num_drafts, _ in plan.rows:
             request = self.requests.get(name)
@@ -300,7 +307,7 @@ class Scheduler:
                 expected.append((request, 1 + num_drafts))
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Returns the requests that finished."""
+        """Gives requests the tokens of a step that was collected; returns those that finished."""
         if plan.step_id not in self.in_flight:
             self.advance(plan)
         finished = []
@@ -317,7 +324,7 @@ class Scheduler:
         return finished
 
     def _append(self, request: Request, num_in_flight: int, output: StepOutput) -> str | None:
-        """What was sampled, up to a token that ends the request; returns why it ends, or None."""
+        """Appends what was sampled, up to a token that ends the request; returns why it ends, or None."""
         request.num_in_flight -= num_in_flight
         tokens, reason = request.tokens, None
         for token in output.tokens[request.id]:

@@ -44,7 +44,8 @@ class _Writes:
 
 
 class Slots:
-    """num_slots: requests that may have one at a time. max_len: positions of a request."""
+    """The tables of the requests with a slot. num_slots: how many may have one at a time. max_len: positions of a
+    request."""
 
     def __init__(self, num_slots: int, max_len: int, specs: Sequence[KVSpec], device: torch.device):
         self.num_slots, self.specs, self.device = num_slots, specs, device
@@ -92,7 +93,7 @@ class Slots:
         return new._replace(tokens=parent.tokens[:num_tokens] + new.tokens, fork_of=None)
 
     def _open(self, new: Opened) -> None:
-        """On the host."""
+        """Enters a request in the host's tables. ValueError if the slot's number is too high."""
         if new.slot >= self.num_slots:
             raise ValueError(
                 f"request {new.request_id!r} is to have slot {new.slot}; this worker has {self.num_slots}: "
@@ -103,7 +104,7 @@ class Slots:
         self.settings[new.slot] = settings_of(new.sampling, new.seed, new.sample_index)
 
     def _changes(self, step: Step, opened: Sequence[Opened]) -> Arrays:
-        """What `_write` sets on the device."""
+        """The arrays that `_write` sets on the device."""
         tokens, arrays = _Writes(), Arrays()
         for new in opened:
             tokens.add(new.slot, 0, np.frombuffer(new.tokens, np.int64).copy())
@@ -136,13 +137,13 @@ class Slots:
     # --- what a step reads, and writes while it runs ---------------------------------------------------------------
 
     def look_up(self, t: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-        """The fields of a `Batch` that depend on the slots of its rows; and "sample_positions": of each row of logits,
-        the position of the token that is sampled from it. Launches kernels only, and waits for nothing. Rows that pad
-        read the slot behind the last one.
+        """The fields of a `Batch` that depend on the slots of its rows, and "sample_positions" [logits], the position
+        of the token that is sampled from each of the logits. Launches kernels only, and waits for nothing. Rows that
+        pad read the slot behind the last one.
 
-        t: slots, query_lens [rows]; of each token its slot, its place in the row and, in a tree, how far its position
-        is before that: token_slots, offset, lag; sampling_slots, sampling_lens [logits], unless each row has one, last.
-        longest: positions of the longest context, at least.
+        t: slots, query_lens [rows]; for each token its slot, its place in the row and, in a tree, how far its position
+        is before that: token_slots, offset, lag [tokens]; sampling_slots, sampling_lens [logits], unless each row has
+        logits at its last token alone. longest: positions of the longest context, at least.
         """
         slot = t["token_slots"]
         at = self.computed.index_select(0, slot) + t["offset"]  # half the time of computed[slot], with one row
@@ -159,8 +160,8 @@ class Slots:
         return found
 
     def put(self, t: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """Writes the sampled tokens, each behind the last token of its row. What the host appends to a held request
-        overwrites it. t: with what was looked up; tokens [logits]."""
+        """Writes the sampled tokens [logits], each at its sample position. What the host appends to a held request
+        overwrites it. t: with what was looked up."""
         slots = t["sampling_slots"] if "sampling_slots" in t else t["slots"]
         self.tokens.index_put_((slots, t["sample_positions"]), tokens.int())
 

@@ -38,7 +38,7 @@ class Layout:
         return Layout(tuple(sections), end)
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The arrays as tensors in `memory`, bytes."""
+        """The arrays as tensors: views of `memory` [num_bytes] uint8."""
         typed = {dtype: memory.view(_TORCH[dtype]) for dtype in {section[1] for section in self.sections}}
         found = {}
         for name, dtype, shape, start, size in self.sections:
@@ -48,7 +48,7 @@ class Layout:
 
 
 def packed(arrays: Mapping[str, NDArray[Any]], layout: Layout, pinned: bool) -> Tensor:
-    """[layout.num_bytes] uint8 on the host, with the arrays in it."""
+    """The arrays in one tensor [layout.num_bytes] uint8 on the host."""
     memory = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)
     buffer = memory.numpy()
     for name, dtype, shape, start, _ in layout.sections:
@@ -57,8 +57,8 @@ def packed(arrays: Mapping[str, NDArray[Any]], layout: Layout, pinned: bool) -> 
 
 
 def to_device(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
-    """The same as tensors on the device: views of one piece of memory, and one copy. On a CPU there is nothing to copy:
-    they lie where the arrays lie, so that neither is to be changed any more."""
+    """The arrays as tensors on the device: views of one piece of memory, sent in one copy. On a CPU nothing is copied:
+    they share the arrays' memory, so neither may be changed afterwards."""
     if device.type == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     layout = Layout.of(arrays)
@@ -67,12 +67,13 @@ def to_device(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy: pinned, and filled when `mark`, called after this, says so."""
+    """A copy on the host, pinned on a GPU. It is filled when a `mark` that is made after this call has been waited
+    for."""
     return tensor.to("cpu", non_blocking=True, copy=True)
 
 
 def mark(device: torch.device) -> Callable[[], None]:
-    """A function that waits for all that was launched on the current stream so far, and for nothing launched later."""
+    """A function that waits for all that was launched on the current stream before this call, and nothing later."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()

@@ -43,12 +43,14 @@ NO_TOKEN = -1  # stands for what is sampled from logits that are not numbers
 
 
 def not_finite(logits: Tensor) -> Tensor:
-    """[rows] bool: whether a row of logits [rows, vocab_size] has a NaN or an infinite number. Sum x 0 is 0 without."""
+    """Whether each row of logits [rows, vocab_size] has a NaN or an infinite number, [rows] bool. Without, its sum
+    times 0 is 0."""
     return logits.sum(-1, dtype=torch.float32) * 0 != 0
 
 
 class Worker:
-    """One model on one device. max_num_seqs: requests that run at a time. max_len: positions of one."""
+    """One model on one device. max_num_seqs: requests that run at a time. max_len: positions of one. ValueError for a
+    KV group whose kind is not "kv"."""
 
     # Sampled tokens stay on the device, so a step can be submitted before the one before it is collected.
     max_in_flight = 2
@@ -73,12 +75,12 @@ class Worker:
 
     @property
     def reads(self) -> Collection[str]:
-        """As of `ReadsFields`."""
+        """The fields of SamplingParams that the sampler reads; see `ReadsFields`."""
         return self.sampler.reads
 
     @torch.inference_mode()
     def submit(self, step: Step) -> StepRun:
-        """Starts a step on the device."""
+        """Starts a step on the device. ValueError for a slot that does not exist, or pages without a store."""
         now = self.clock.now()
         self.slots.apply(step)
         moves = step.transfers
@@ -100,13 +102,13 @@ class Worker:
         return run
 
     def parts_of(self, run: StepRun) -> list[StepPart]:
-        """What its features do in this step."""
+        """The parts of the features that this step needs."""
         slots, asks_all = run.batch.slots, run.batch.drafts or run.step.takes_masks
         needed = [f for f in self.hooks.features if asks_all or f.every_step or not f.slots.isdisjoint(slots)]
         return [part for feature in needed if (part := feature.part(run)) is not None]
 
     def collect(self, run: StepRun) -> Reply:
-        """Waits for the step. RuntimeError if it was never told to go on."""
+        """Waits for the step and gives its reply. RuntimeError if it still waits for masks."""
         if run.waits:
             raise RuntimeError(f"step {run.step.step_id} was submitted with takes_masks: call finish before collect")
         if run.wait is not None:
@@ -178,7 +180,7 @@ class StepRun:
         self.tensors = batch.on(self.worker.model.device)
 
     def compute(self) -> None:
-        """The forward pass."""
+        """Runs the forward pass: sets the logits, and what computed attention."""
         w = self.worker
         self.tensors |= w.slots.look_up(self.tensors, max(self.batch.context_lens))
         batch = as_batch(self.batch, self.tensors, w.kv_specs)
@@ -200,7 +202,7 @@ class StepRun:
         self.take(tokens)
 
     def take(self, tokens: Tensor) -> None:
-        """What was sampled starts on its way to the host."""
+        """Verifies what was sampled and starts to copy it to the host."""
         for part in self.parts:
             part.verify(self, tokens)
         sent = tokens if self.broken is None else tokens.masked_fill(self.broken, NO_TOKEN)
@@ -211,7 +213,7 @@ class StepRun:
             self.kept = self.kept.to("cpu", non_blocking=True, copy=True)
 
     def end(self) -> None:
-        """Samples, if any row does; then all is launched, and the lengths in the slots grow."""
+        """Samples, if any row does, and adds the rows' lengths to the slots; does nothing yet if a part waits."""
         w = self.worker
         self.waits = any(part.waits(self) for part in self.parts)
         if self.waits:
@@ -229,7 +231,7 @@ class StepRun:
             self.wait = mark(w.model.device)
 
     def reply(self, started_at: float, finished_at: float) -> Reply:
-        """When the device is done."""
+        """The worker's reply; to be called when the device is done. Times in seconds on the engine's clock."""
         tokens: list[tuple[int, ...]] = [()] * len(self.step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         errors: dict[int, str] = {}

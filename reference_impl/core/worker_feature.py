@@ -1,7 +1,7 @@
 """What a worker does besides: biases, penalties, masks, drafts and more are features, in a list.
 
-Of each step that needs it a feature gives a part: what it keeps for this step, with some of these hooks, which are
-called for all parts in the order of the worker's features:
+For each step that needs it, a feature makes a part, which keeps what the feature needs for this step and has some of
+these hooks. They are called for all parts in the order of the worker's features:
 
     lay_out        the batch's arrays, before they are copied to the device
     before_model
@@ -41,10 +41,10 @@ class StepPart:
         """May replace run.batch, and add to its arrays."""
 
     def before_model(self, run: Any) -> None:
-        """The arrays are in run.tensors."""
+        """Called before the forward pass: the arrays are in run.tensors."""
 
     def after_model(self, run: Any) -> None:
-        """run.logits has those of all tokens that were asked for."""
+        """Called after the forward pass: run.logits has those of all tokens that were asked for."""
 
     def needs_logits(self, run: Any) -> bool:
         """Whether a graph must not sample by itself: all that follows here works on logits, or on what is drawn."""
@@ -58,24 +58,24 @@ class StepPart:
         """May replace run.scores, never run.logits."""
 
     def chosen(self, run: Any, tokens: Tensor) -> Tensor:
-        """tokens [logits] int64: what the sampler chose."""
+        """The tokens [logits] int64 that the sampler chose, or others in their place."""
         return tokens
 
     def verify(self, run: Any, tokens: Tensor) -> None:
-        """May set run.kept."""
+        """May set run.kept, which of the sampled tokens follow from those before."""
 
     def taken(self, run: Any, tokens: Tensor) -> None:
-        """After run.kept is known."""
+        """Called when run.kept is known and the tokens are on their way to the host."""
 
     def ended(self, run: Any) -> None:
-        """All is launched, and the slots' lengths have not grown yet."""
+        """Called when all is launched, before the slots' lengths grow."""
 
 
 @dataclass(frozen=True)
 class DraftPositions:
-    """Where a draft model's logits [rows, vocab_size] stand. slots [rows], with their requests; positions [rows]: of
-    the tokens that are drawn from them; before: the drafts of this step that come before each of these, as a number,
-    of tokens that lie in its slot, or themselves, [rows, number]."""
+    """The positions of a draft model's logits [rows, vocab_size]. slots, requests [rows]; positions [rows]: where the
+    tokens drawn from them stand; before: the drafts of this step that come before each of these, as their number, if
+    they lie in its slot, or as the tokens themselves, [rows, number]."""
 
     slots: Sequence[int]
     requests: Sequence[Opened]
@@ -85,38 +85,40 @@ class DraftPositions:
 
 
 class WorkerFeature:
-    """One for a worker. every_step: whether all steps need it. slots: of open requests that do."""
+    """What a worker does besides. every_step: whether all steps need it. slots: those of open requests that need it."""
 
     every_step = False
     slots: Set[int] = frozenset()
 
     def part(self, run: Any) -> StepPart | None:
-        """None: this step does not need it. Asked for a step with drafts or masks, too."""
+        """The feature's part for this step; None: the step does not need it. Also asked for steps with drafts or
+        masks."""
         return None
 
     def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        """A step opens or closes slots, or appends tokens. opened: as step.opened, with all tokens."""
+        """Called when a step opens or closes slots, or appends tokens. opened: step.opened, with all tokens."""
 
     def move_blocks(self, transfers: Transfers) -> None:
-        """The cache's blocks were moved like this."""
+        """Called when the cache's blocks were moved."""
 
     def move_pages(self, step: Step) -> None:
-        """Blocks were moved, and the step's rows write to none yet."""
+        """Called when blocks were moved, before the step's rows write to any."""
 
     def move_draft_scores(self, scores: Tensor, at: DraftPositions) -> Tensor:
-        """As `StepPart.move_scores`, of a draft model's logits: a new tensor, or the same."""
+        """The scores of a draft model, changed as `StepPart.move_scores` changes the target's: a new tensor, or the
+        same."""
         return scores
 
     def explain(self, step: Step, at: int) -> str:
-        """Why there is no finite number to sample from for a row of a step."""
+        """Why a row of a step has no finite number to sample from."""
         return ""
 
     def collected(self, reply: Reply) -> Reply:
-        """The reply to a step, before it is given back."""
+        """The reply to a step, or another in its place."""
         return reply
 
     def close(self) -> None:
-        """The worker is closed."""
+        """Called when the worker is closed."""
 
 
 class ForRequests(WorkerFeature):
