@@ -13,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 
 @dataclass(frozen=True)
 class Architecture:
-    """name: Triton's name for it. has_matrix: whether Triton uses its matrix units (not those of Turing); has_bf16,
-    has_fp8: whether they multiply these. shared_bytes: the most that a thread block may have. multiprocessors: those
-    of the largest GPU of this kind.
+    """A GPU as the compiler sees it. name: Triton's name for it. has_matrix: whether Triton uses its matrix units (it
+    does not use those of Turing); has_bf16, has_fp8: whether they multiply these dtypes. shared_bytes: the most shared
+    memory that a thread block may have. multiprocessors: the number in the largest GPU of this kind.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Architecture:
 
     @property
     def is_large(self) -> bool:
-        """Room for tiles of 128 by 128: Hopper and later."""
+        """Whether there is room for tiles of 128 by 128: Hopper and later."""
         return self.shared_bytes > 200 * 1024
 
 

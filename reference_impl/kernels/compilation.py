@@ -33,7 +33,8 @@ _MATRIX = ("HMMA", "HGMMA", "QGMMA", "QMMA", "UTCHMMA", "UTCQMMA", "v_mfma", "IM
 
 @dataclass(frozen=True)
 class Resources:
-    """Per thread: registers, bytes spilled to memory. Per block: bytes of shared memory. Counts in the machine code.
+    """What a kernel uses. Per thread: registers, bytes spilled to memory. Per block: bytes of shared memory. Counts of
+    instructions are those in the machine code.
 
     hints: what its loads and stores tell the caches (".cg", "evict_first"), read from the PTX; none on AMD. A copy to
     shared memory that the compiler sends ahead has lost the source's hint.
@@ -57,7 +58,7 @@ class Resources:
 
 
 def key(launch: Launch, architecture: Architecture) -> str:
-    """Changes when anything changes that could change the machine code; the sources of helpers are included."""
+    """A hash of all that could change the machine code, 16 hexadecimal digits; the sources of helpers are included."""
     said = [
         _source_key(launch.kernel), sorted(launch.types.items()), sorted(launch.constants.items()), launch.aligned,
         sorted(launch.options.items()), architecture.name, triton.__version__,
@@ -93,7 +94,7 @@ def compile_for(launch: Launch, architecture: Architecture) -> Any:
 
 
 def resources(launch: Launch, architecture: Architecture) -> Resources:
-    """Compiles and reads. Shared memory may exceed the GPU's: then the driver would refuse the launch."""
+    """Compiles, and reads what is used. Shared memory may exceed the GPU's: the driver would then refuse the launch."""
     compiled = compile_for(launch, architecture)
     if architecture.target.backend == "hip":
         return _of_amd(compiled.asm["amdgcn"], compiled.metadata.shared)

@@ -4,7 +4,7 @@ The table is `compiled.json`. A line is a launch (which kernel, types, constants
 that changes with anything that could change its machine code. Without options the command compiles nothing: it checks
 that each line's key is up to date and that its figures fit the GPU. --share compiles a random part again and compares,
 --all everything; --update compiles what has changed and writes the table. Another version of Triton makes other machine
-code: what it compiles is judged by its own figures, and not compared with a line that this version did not make.
+code, so its figures are only checked against the GPU, and not compared with a line that another version made.
 """
 
 from __future__ import annotations

@@ -251,8 +251,8 @@ def flash_attention(
 ) -> Tensor:
     """Twin of `reference.flash_attention`, which documents shapes and meanings.
 
-    skip_threshold: 0 is exact. A tile with a score that is NaN is not left out; of one that is, no value is read, so
-    NaN among its values has no effect. Raises TypeError or ValueError for what the kernel cannot compute.
+    skip_threshold: 0 is exact. A tile with a score that is NaN is not left out. The values of a tile that is left out
+    are not read, so NaN among them has no effect. Raises TypeError or ValueError for what the kernel cannot compute.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = keys.shape
@@ -280,9 +280,9 @@ def flash_attention(
 def tile_of(
     head_dim: int, element_size: int, gpu: Architecture, tree: bool = False, packed: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Tile and options for a head size. They depend on nothing else of the batch, but on whether there are trees: a
-    row's result must not depend on its neighbours. Trees are small, and their masks take registers: so
-    are their tiles. What fits without spilling is in compiled.json."""
+    """Tile and options for a head size. They depend on nothing else of the batch than whether there are trees, because
+    a row's result must not depend on its neighbours. Trees are small and their masks take registers, so their tiles are
+    small, too. What fits without spilling is in compiled.json."""
     block_d = max(32 if packed else 16, triton.next_power_of_2(head_dim))  # the matrix units take 16, of a half, too
     stages = 2
     if element_size == 4:

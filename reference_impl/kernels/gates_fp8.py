@@ -1,8 +1,8 @@
 """SwiGLU with the result in FP8 and a scale for each row, for an FP8 product that comes next.
 
 2 b + 1 bytes per value, with b bytes of each value read; 3 b + b + 1 if a separate kernel quantizes. A row shares a
-scale, so one program does the row, the first tile (of 16,384) in registers; the part of a longer row beyond it is read
-again, from the L2.
+scale, so one program computes the row. Its first tile (16,384 values) stays in registers; the part of a longer row
+beyond it is read again, from the L2.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ FEW_TOKENS = 64  # up to here the tile is computed as W x^T
 
 @dataclass(frozen=True)
 class Tile:
-    """Of y: block_m tokens, block_n outputs; block_k: inputs per step. num_stages: steps whose operands are in flight.
+    """A tile of y: block_m tokens by block_n outputs, block_k inputs per step.
 
-    x_bytes, weight_bytes: bytes of an element in memory.
+    num_stages: steps whose operands are in flight. x_bytes, weight_bytes: bytes of an element in memory.
     """
 
     block_m: int
@@ -47,7 +47,7 @@ class Tile:
 
     @property
     def may_split(self) -> bool:
-        """Large tiles have no registers left for the code that adds up splits."""
+        """Whether `in` may be cut into splits: large tiles have no registers left for the code that adds up splits."""
         return self.block_m * self.block_n <= 128 * 128
 
     @property
@@ -60,12 +60,12 @@ class Tile:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
     def shared_bytes(self, gpu: Architecture) -> int:
-        """Before Hopper, operands are in registers when they are multiplied, so one buffer fewer is needed."""
+        """Bytes per block. Before Hopper, operands are multiplied from registers, so one buffer fewer is needed."""
         step = self.block_k * (self.block_m * self.x_bytes + self.block_n * self.weight_bytes)
         return int(step) * (self.num_stages if gpu.is_large else self.num_stages - 1)
 
     def fits(self, gpu: Architecture) -> bool:
-        """Whether there are enough shared memory and registers: before Hopper, sums share them with the operands."""
+        """Whether shared memory and registers suffice: before Hopper, sums share the registers with the operands."""
         sums = self.block_m * self.block_n // (self.num_warps * gpu.target.warp_size)  # per thread
         return self.shared_bytes(gpu) <= gpu.shared_bytes and sums <= (128 if gpu.is_large else 64)
 
@@ -92,9 +92,10 @@ FLOAT32_TILE = Tile(32, 32, 32, 4, 1, 4, 4)  # without matrix units: more would 
 # Every launch needs tile and grid, so both are cached. triton.cdiv, made for kernels, takes a microsecond on the host.
 @lru_cache(1 << 14)
 def choose(tiles: tuple[Tile, ...], num_tokens: int, out_features: int, gpu: Architecture) -> Tile:
-    """Depends on shapes alone. Of the tiles (from large to small) that fit the GPU, those with the smallest block_m
-    that holds all tokens, or else the largest; of these the first that gives every multiprocessor a tile (for few
-    tokens every second one, as splits do the rest), else the last.
+    """The tile for these shapes; it depends on nothing else. Of the tiles (from large to small) that fit the GPU, it
+    considers those with the smallest block_m that holds all tokens, or else with the largest block_m. It returns the
+    first of these that gives every multiprocessor a tile (for few tokens every second one, as splits do the rest), else
+    the last.
     """
     tiles = tuple(tile for tile in tiles if tile.fits(gpu))
     needed = min(num_tokens, max(tile.block_m for tile in tiles))
@@ -108,7 +109,8 @@ def choose(tiles: tuple[Tile, ...], num_tokens: int, out_features: int, gpu: Arc
 def grid_of(tile: Tile, num_tokens: int, out_features: int, in_features: int, gpu: Architecture) -> tuple[int, int]:
     """(tiles, splits): the fewest splits that give all multiprocessors about the same number of steps.
 
-    For few tokens at least three blocks for two of them: while one waits for memory, another computes.
+    With few tokens there are at least three blocks for two multiprocessors, as far as `in` can be cut: while one block
+    waits for memory, another computes.
     """
     num_tiles, steps = tile.count(num_tokens, out_features), -(-in_features // tile.block_k)
     few = tile.block_m <= FEW_TOKENS
@@ -242,7 +244,7 @@ def check_operands(x: Tensor, weight: Tensor, row: int, bias: Tensor | None = No
 
 
 def check_scales(scale: Tensor, weight_scale: Tensor, num_tokens: int, out_features: int) -> None:
-    """Of a product in 8 bits on both sides. Raises ValueError unless there is one for each token and each output."""
+    """Raises ValueError unless a product in 8 bits on both sides has a scale for each token and one for each output."""
     if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):
         raise ValueError(
             f"expected a scale for each of {num_tokens} tokens and {out_features} outputs, got {list(scale.shape)} and "

@@ -7,10 +7,11 @@ codes come from memory in 4 bits, become 16-bit numbers in registers, and the ma
 saved is memory and its traffic, not arithmetic. Blackwell (sm_100) multiplies e2m1 at four times the rate of 16 bits
 where x is in 4 bits as well, which this kernel does not do. `theory.hardware` has a peak "fp4" for GPUs with the units.
 
-As `gemm_w4a16`, where the halves of a step in low and high nibbles are explained; but the scales, of too few inputs for
-a step of a product, multiply weights and not sums. A code's 3 bits without the sign, put where float16 has its exponent
-and first digit, are the number / 2^14; e4m3 likewise, / 2^8. Exact: value x scale has at most 6 significant bits, which
-either 16-bit format holds, within its range (float16: 2^-24 to 65,504). The tensor's scale multiplies the sums.
+The halves of a step in low and high nibbles are those of `gemm_w4a16`, which explains them. But a scale belongs to too
+few inputs for a step of a product, so scales multiply weights and not sums. A code's 3 bits without the sign, put where
+float16 has its exponent and first digit, are the number / 2^14; e4m3 likewise, / 2^8. This is exact: value x scale has
+at most 6 significant bits, which either 16-bit format holds, within its range (float16: 2^-24 to 65,504). The tensor's
+scale multiplies the sums.
 
 FLOPs: 2 tokens in out. Bytes: in out (4.5 or 4.25) / 8 + 2 tokens (in + out).
 """

@@ -1,8 +1,8 @@
 """A linear layer in 8-bit floats (e4m3): y = (x / s) (W / w)^T s w, with a scale s per token and w per output.
 
-As `gemm`, where it is explained, on matrix units for 8 bits. A scale is the same all along `in`, so it multiplies the
-sums. Hopper's unit keeps about 14 bits of a running sum (DeepSeek-V3 2024, 3.3.2): the sums of PROMOTED inputs at a
-time are added up in float32 outside of it. `quantize_rows.py` makes the codes of x.
+The kernel is that of `gemm`, which explains it, on matrix units for 8 bits. A scale is the same all along `in`, so it
+multiplies the sums. Hopper's unit keeps about 14 bits of a running sum (DeepSeek-V3 2024, 3.3.2): the sums of PROMOTED
+inputs at a time are added up in float32 outside of it. `quantize_rows.py` makes the codes of x.
 
 FLOPs: 2 tokens in out. Bytes: in out + tokens (in + 2 out). On an H200 (1580 TFLOP/s in FP8, 4.3 TB/s) memory-bound up
 to 184 tokens, then compute-bound: in both regimes at best twice as fast as 16 bits.

@@ -1,9 +1,10 @@
 """A linear layer in 8-bit floats with scales by block: one per 128 x 128 weights, one per token and 128 inputs of x.
 
-As DeepSeek-V3 stores its weights and rounds its activations (2024, section 3.3). The product is that of `gemm`, where
-tiles, splits and the order for few tokens are explained. A step along `in` is a block: its sums are multiplied by the
-two scales and added up in float32 outside of the matrix unit, which also keeps what Hopper's unit would lose of a long
-sum (`gemm_fp8`). A tile has at most 128 outputs, so it lies within one row of blocks: a weight's scale is one number.
+DeepSeek-V3 stores its weights and rounds its activations in this way (2024, section 3.3). The product is that of
+`gemm`, which explains tiles, splits and the order for few tokens. A step along `in` is a block: its sums are multiplied
+by the two scales and added up in float32 outside of the matrix unit, which also keeps what Hopper's unit would lose of
+a long sum (`gemm_fp8`). A tile has at most 128 outputs, so it lies within one row of blocks: a weight's scale is one
+number.
 
 FLOPs: 2 tokens in out, and 3 for 128 of them outside of the matrix units. Bytes: in out + in out / 4096 for the blocks'
 scales + tokens (in + in / 32 + 2 out).

@@ -1,7 +1,7 @@
 """A linear layer with a weight of 4 bits: y = x W^T, W = (code - zero) x scale, in groups of 32, 64 or 128 along `in`.
 
-As Marlin (Frantar et al. 2024) and gpt-fast: codes come from memory, become 16-bit numbers in registers, and go to the
-matrix units. Three ideas:
+The method is that of Marlin (Frantar et al. 2024) and gpt-fast: codes come from memory, become 16-bit numbers in
+registers, and go to the matrix units. Three ideas:
 (1) A group's first half lies in the low nibbles, its second half in the high ones: two products with the two halves of
 x, and nothing to interleave. A step along `in` is a group.
 (2) A code becomes a number without a conversion: 0x6400 | code is the fp16 number 1024 + code, 0x4300 | code the bf16

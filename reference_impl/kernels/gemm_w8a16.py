@@ -1,8 +1,8 @@
 """A linear layer with a weight of 8 bits: y = x W^T, W = int8 x scale, a scale per output or per group along `in`.
 
-As `gemm_w4a16`, where it is explained: weights become 16-bit numbers in registers without the slow conversion, the tile
-is computed as W x^T, the scale multiplies sums. With one scale per output it does so once, at the end; with groups
-after each step, which then must not cross the border of a group.
+The kernel is like `gemm_w4a16`, which explains it: weights become 16-bit numbers in registers without the slow
+conversion, the tile is computed as W x^T, the scale multiplies sums. With one scale per output it does so once, at the
+end; with groups after each step, which then must not cross the border of a group.
 
 FLOPs: 2 tokens in out. Bytes: in out + 2 tokens (in + out): at best twice as fast as 16 bits. On an H200 memory-bound
 up to 92 tokens, then compute-bound.
@@ -83,7 +83,7 @@ TILES = (
 
 
 def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor, *, tile: Tile | None = None) -> Tensor:
-    """Twin of `reference.gemm_w8a16`, which documents shapes and meanings. x in 16 bits; groups of a multiple of 32.
+    """Twin of `reference.gemm_w8a16`, which documents shapes and meanings. x in 16 bits; group sizes: multiples of 32.
 
     tile: by default the one `choose` returns. Where groups are shorter than its steps, the steps become shorter, too.
     """

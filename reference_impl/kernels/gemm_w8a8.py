@@ -1,6 +1,6 @@
 """A linear layer in int8 on both sides: y = (x / s) (W / w)^T s w, with a scale s per token and w per output.
 
-As `gemm`, where tiles, splits and the order of a product of few tokens are explained, on matrix units for integers. A
+The kernel is that of `gemm`, which explains tiles, splits and the order for few tokens, on matrix units for integers. A
 scale is the same all along `in`, so it multiplies the sums; these are int32 and exact (up to 2^31 / 2^14 = 131,072
 inputs), which a sum of floats is not. `quantize_rows.py` makes the codes of x.
 

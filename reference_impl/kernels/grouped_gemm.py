@@ -85,7 +85,7 @@ def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
 
 
 def tile_of(rows_per_expert: float, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
-    """Tile and options. Three sizes by the mean number of rows: graphs of a few batch sizes need only a few kernels."""
+    """Tile and options, of three sizes by the mean number of rows: graphs of a few batch sizes need few kernels."""
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}, {"num_warps": 4, "num_stages": 1}
     if rows_per_expert <= 16:

@@ -35,8 +35,8 @@ def unpacked(codes, dtype: tl.constexpr):
 
 
 def strides_of_scales(keys: Tensor, key_scale: Tensor | None, value_scale: Tensor | None) -> tuple[int, int, int, int]:
-    """(block, slot, head, from scale to lowest number), zeros where there are none. ValueError for scales that do not
-    fit the cache or each other."""
+    """Strides of the scales: (block, slot, head, from scale to lowest number), zeros where there are none. Raises
+    ValueError for scales that do not fit the cache or each other."""
     quantized, packed = keys.element_size() == 1, keys.dtype is torch.uint8
     if quantized != (key_scale is not None) or quantized != (value_scale is not None):
         raise ValueError(

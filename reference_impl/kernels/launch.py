@@ -33,7 +33,7 @@ class Launch:
     """What decides a kernel's machine code.
 
     types: those of its run-time arguments, in Triton's notation ("*bf16", "i32"). constants: all other arguments, with
-    their values. aligned: pointers, and integers divisible by 16. options: num_warps, num_stages.
+    their values. aligned: names of pointers, and of integers divisible by 16. options: num_warps, num_stages.
     """
 
     kernel: Any
@@ -115,7 +115,7 @@ def architecture() -> Architecture:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
-    """kernel[grid](*arguments, **constants, **options).
+    """Runs kernel[grid](*arguments, **constants, **options), or records it.
 
     Raises TypeError for float64, and for bfloat16 under the interpreter, which would silently compute with its bits as
     integers; ValueError for tensors that are not on a GPU otherwise.
@@ -149,7 +149,7 @@ def _check(tensor: Tensor) -> None:
 def described(
     kernel: Any, arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, int]
 ) -> Launch:
-    """Specialized as by Triton's own launcher: None and 1 become constants, multiples of 16 are marked."""
+    """The launch, specialized as in Triton's own launcher: None and 1 become constants, multiples of 16 are marked."""
     types: dict[str, str] = {}
     fixed, aligned = dict(constants), []
     for parameter, value in zip(kernel.params, arguments, strict=False):

@@ -136,7 +136,7 @@ def _seen(*tensors: Tensor) -> str:
 def shrink_tile_of(
     num_tokens: int, rank: int, element_size: int, gpu: Architecture
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Decoding: 16 ranks a program, so that more programs read. Prompts: up to 64 a program, so that x is read once."""
+    """Tile and options. Decoding: 16 ranks a program, so more programs read. Prompts: up to 64, so x is read once."""
     decodes = num_tokens <= MAX_DECODE_TOKENS
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_R": 16, "BLOCK_K": 64}, {"num_warps": 4, "num_stages": 1}

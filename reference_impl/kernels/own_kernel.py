@@ -33,7 +33,7 @@ SECONDS = 240.0  # a kernel that spills much takes minutes to assemble
 
 
 def report(function: Callable[..., Any]) -> str:
-    """A text: what the kernel uses, per head_dim, launch and GPU; on CUDA also its time, beside SDPA's.
+    """A report of what the kernel uses, per head_dim, launch and GPU; on CUDA also its time, beside SDPA's.
 
     function: attention(q, k, v, first) of lab 05, defined in a notebook's cell. Cells that it uses are included. Errors
     in the child process are part of the text.
@@ -88,7 +88,7 @@ def _codes(code: Any) -> Iterator[Any]:
 
 @contextmanager
 def written_down() -> Iterator[list[Any]]:
-    """Launches of any jitted kernel inside, as `launch.Launch`; none of them runs."""
+    """The launches of any jitted kernel inside, as `launch.Launch`; none of them runs."""
     from triton.runtime.jit import JITFunction
 
     from reference_impl.kernels.launch import described
@@ -110,7 +110,8 @@ def written_down() -> Iterator[list[Any]]:
 
 
 def compiled_lines(attention: Callable[..., Any]) -> Iterator[str]:
-    """Compiles for GPUS. head_dim 64 and 128, float16, the causal prompt of a model with HEADS and KV_HEADS."""
+    """A line for each launch and each of GPUS, compiled: head_dim 64 and 128, float16, the causal prompt of a model
+    with HEADS and KV_HEADS."""
     from reference_impl.kernels.architectures import ARCHITECTURES
     from reference_impl.kernels.compilation import resources
 
@@ -141,7 +142,7 @@ def compiled_lines(attention: Callable[..., Any]) -> Iterator[str]:
 
 
 def timed_lines(attention: Callable[..., Any]) -> Iterator[str]:
-    """Times on the GPU that is here, beside torch's scaled_dot_product_attention, medians."""
+    """A line for each head_dim: median time on the GPU that is here, beside torch's scaled_dot_product_attention."""
     from triton.testing import do_bench
 
     gpu = torch.cuda.get_device_name()
@@ -162,7 +163,7 @@ def timed_lines(attention: Callable[..., Any]) -> Iterator[str]:
 
 
 def inputs(head_dim: int, device: str, tokens: int) -> list[torch.Tensor]:
-    """q, k, v of a prompt, float16."""
+    """q, k and v of a prompt, [tokens, heads, head_dim] float16."""
     heads = (HEADS, KV_HEADS, KV_HEADS)
     return [torch.randn(tokens, n, head_dim, device=device, dtype=torch.float16) for n in heads]
 

@@ -213,7 +213,7 @@ def paged_decode(
 ) -> Tensor:
     """Twin of `reference.paged_decode`, which documents shapes and meanings.
 
-    For a CUDA graph: the grid follows from shapes and max_seq_len, so max_seq_len is then a bound for all replays.
+    The grid follows from shapes and max_seq_len, so in a CUDA graph max_seq_len is a bound for all replays.
     """
     num_rows, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = keys.shape
@@ -275,6 +275,7 @@ def most_splits(keys: int, block_n: int, short: int, long: int) -> int:
 def grid_of(num_rows: int, num_kv_heads: int, max_splits: int, gpu: Architecture) -> tuple[int, int, int]:
     """(KV heads, rows, programs of each row and KV head): 24 or more programs per multiprocessor, if splits suffice.
 
-    Bounded, because with one long row among many short ones most programs have no split, load one number, and end.
+    The number is bounded, because with one long row among many short ones most programs have no split: they load one
+    number and end.
     """
     return num_kv_heads, num_rows, min(max_splits, -(-24 * gpu.multiprocessors // (num_rows * num_kv_heads)))

@@ -1,8 +1,8 @@
 """Activations in 8 bits for a product: int8 or e4m3 with a scale per token, e4m3 with one per token and 128 inputs.
 
-As the checkpoints' own formats round them (compressed-tensors, DeepSeek-V3): the largest magnitude of what shares a
-scale becomes 127.5 in int8, whose codes end at 127, and 448 in e4m3. A row is read twice where its scale is needed
-first, the second time from the cache. Bytes per row: 2 in are read, in + 4 written (in + in / 32 with groups).
+They are rounded as the checkpoints' own formats prescribe (compressed-tensors, DeepSeek-V3): the largest magnitude of
+what shares a scale becomes 127.5 in int8, whose codes end at 127, and 448 in e4m3. A row is read twice where its scale
+is needed first, the second time from the cache. Bytes per row: 2 in read, in + 4 written (in + in / 32 with groups).
 """
 
 from __future__ import annotations

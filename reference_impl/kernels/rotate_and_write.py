@@ -1,9 +1,9 @@
 """What happens to q, k and v between projection and attention, in one launch: QK-norm, rotary embedding, cache write.
 
-A program has one token and a few heads, of q, or of k and v. It reads a head as two halves (a, b), normalises them
-(if the model does), rotates, (a, b) -> (a cos - b sin, b cos + a sin), and stores q in a tensor of its own, k and v in
-the cache at the token's slot. In a cache of 8 or 4 bits every head of a slot has a scale of its
-own; in 4 bits a byte has a code of the first half and the same of the second.
+A program has one token and a few heads, of q, or of k and v. It reads a head as two halves (a, b), normalises them (if
+the model does), rotates, (a, b) -> (a cos - b sin, b cos + a sin), and stores q in a tensor of its own, k and v in the
+cache at the token's slot. In a cache of 8 or 4 bits every head of a slot has a scale of its own; in 4 bits a byte holds
+a code of the first half and the code at the same place of the second.
 
 Bytes per token, of b bytes per value: (heads + 2 kv_heads) x head_dim x b are read and as many written (to the cache at
 its own width). As separate kernels (norm, rotation, write) q and k are read and written up to twice more. Cosines and

@@ -249,8 +249,8 @@ def sample_tokens(
 
 
 def tile_of(vocab_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
-    """Tiles of the passes and of those that search, which hold 16 weights per token. Products and sums must not be
-    fused: that rounds once where the twin rounds twice."""
+    """Tiles of the passes, and of those that search, which hold 16 weights per token, with their options. Products and
+    sums must not be fused: that rounds once where the twin rounds twice."""
     block = min(max(triton.next_power_of_2(vocab_size), 64), 4096)
     tile = {"BLOCK": block, "SEARCH": min(block, 2048)}
     return tile, {"num_warps": max(block // 8 // gpu.target.warp_size, 1), "enable_fp_fusion": False}

@@ -1,4 +1,4 @@
-"""Attention as a Llama calls it, and its options."""
+"""Attention with the sizes of a Llama, and its options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _attention(
     tree: bool = False,
     **options: Any,
 ) -> Call:
-    """Rows of a Llama: 8 KV heads, blocks of 16. cache: its dtype, if not that of q; tree: with ancestors."""
+    """A call with a Llama's 8 KV heads, blocks of 16. cache: its dtype, if not that of q; tree: with ancestors."""
     rows, kv_heads, blocks, block_size = 64, 8, 1000, 16
 
     def call(dtype: torch.dtype) -> Tensor:

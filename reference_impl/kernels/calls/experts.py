@@ -1,4 +1,4 @@
-"""Experts as a Qwen3-30B-A3B has them, adapters as for a Llama-3-8B."""
+"""Experts with the sizes of a Qwen3-30B-A3B, adapters with those of a Llama-3-8B."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers fused with their neighbours, as a Llama of 8 billion parameters calls them for few tokens."""
+"""Linear layers fused with their neighbours, with the sizes of a Llama of 8 billion parameters, for few tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _eight_bits(weight: torch.dtype) -> Tiled:
 
 
 def _four_bits(inputs: int, rows: int, gate: Activation | None, with_zeros: bool = False) -> Tiled:
-    """With a gate also a norm, without one a residual."""
+    """Calls with a gate and a norm, or without a gate and with a residual."""
 
     def call(tile: Tile, dtype: torch.dtype) -> Any:
         x, packed = empty(tile.block_m, inputs, dtype=dtype), empty(rows, inputs // 2, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Linear layers as Llama 8B calls them (4096 inputs, 4096 outputs): every tile of every kernel, each where it fits."""
+"""Linear layers of a Llama 8B (4096 inputs, 4096 outputs): every tile of every kernel, each where it fits."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def scales(blocks: int, kv_heads: int, block_size: int, cache: torch.dtype) -> Tensor:
-    """Of a cache's keys, as it keeps them."""
+    """The scales of a cache's keys, with the cache's strides: [blocks, block_size, kv_heads] float32, or for a cache of
+    4 bits [blocks, block_size, kv_heads, 2] float16."""
     if cache is torch.uint8:
         return empty(blocks, 2, kv_heads, block_size, dtype=torch.float16).permute(0, 3, 2, 1)
     return empty(blocks, kv_heads, block_size, dtype=torch.float32).mT

@@ -1,4 +1,4 @@
-"""Norms, gates and the cache's write as a Llama of 8 billion parameters calls them, and their options."""
+"""Norms, gates and the cache's write with the sizes of a Llama of 8 billion parameters, and their options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 64
 
 
 def _norm(name: str, hidden: int, weight: torch.dtype | None = None) -> Call:
-    """weight: its dtype, if not that of x."""
+    """A call of the norm `name`. weight: the weight's dtype, if not that of x."""
 
     def call(dtype: torch.dtype) -> object:
         x = empty(ROWS, hidden, dtype=dtype)

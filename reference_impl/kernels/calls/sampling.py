@@ -12,7 +12,7 @@ ROWS = 64
 
 
 def _sample(vocab_size: int, logits: torch.dtype | None = None, noise: bool = False) -> Call:
-    """logits: their dtype, if not that of the activations. noise: a number for each token."""
+    """A call of `sample_tokens`. logits: their dtype, if not that of the activations. noise: one number a token."""
 
     def call(dtype: torch.dtype) -> Tensor:
         number, whole = (empty(ROWS, dtype=dtype) for dtype in (torch.float32, torch.int64))

@@ -1,4 +1,4 @@
-"""Attention in plain torch, and the rotary embedding of what it compares.
+"""Attention in plain torch, and the rotary embedding of the queries and keys that it compares.
 
 Shapes: q [num_tokens, num_heads, head_dim]; keys and values [seq_len, num_kv_heads, head_dim], in the order of the
 text. Query head h reads KV head h // (num_heads // num_kv_heads).
@@ -47,7 +47,7 @@ def causal_mask(query_len: int, seq_len: int, device: torch.device, window: int 
 def attention_one_row(
     q: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None, softcap: float | None = None
 ) -> Tensor:
-    """Queries of one sequence over its context, causal. The last key is that of the last query.
+    """Attention of one sequence's queries over its context, causal. The last key is that of the last query.
 
     q [query_len, num_heads, head_dim], key and value [seq_len, num_kv_heads, head_dim] -> like q.
     With a window, leading keys that no query sees may be left out.
@@ -71,7 +71,7 @@ def attention_one_row(
 
 
 def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None) -> Tensor:
-    """Rows of as many queries, all at once, padded to the longest context.
+    """Attention of rows with equally many queries, all at once, padded to the longest context.
 
     q [rows, query_len, num_heads, head_dim]; k and v [rows, max_seq_len, num_kv_heads, head_dim], where the padding is
     any number but NaN, since 0 x NaN is NaN. mask [rows, 1, query_len, max_seq_len]: 0, or -inf where a query does not
@@ -89,7 +89,7 @@ def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, 
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """softmax(cap(q k^T x scale) + mask) v, where a softcap is given (Gemma 2).
+    """softmax(cap(q k^T x scale) + mask) v, with `soft_cap` as cap where a softcap is given (Gemma 2).
 
     q [rows, num_heads, n, head_dim], k and v [rows, num_kv_heads, seq_len, head_dim]; mask bool, or 0 and -inf.
     torch's fused attention has no soft cap, so that case is written out, in float32 or wider.

@@ -47,7 +47,7 @@ def lora_expand(h: Tensor, b: Tensor, adapter_index: Tensor, out: Tensor) -> Ten
 
 
 def _segments(adapter_index: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each adapter that is used, and its tokens."""
+    """Yields each adapter that is used, with its tokens."""
     for adapter in adapter_index.unique().tolist():
         if adapter >= 0:
             yield adapter, torch.nonzero(adapter_index == adapter).flatten()

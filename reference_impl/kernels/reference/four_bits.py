@@ -1,4 +1,4 @@
-"""Numbers in 4 bits, two in a byte: value = code x scale + lowest, both of a head's own.
+"""Numbers in 4 bits, two in a byte: value = code x scale + lowest, with a scale and a lowest number for each head.
 
 Codes go from 0 to 15, from the head's least number to its largest. Zero is in no special place, so a head whose numbers
 all lie on one side wastes no code: with min and max the attention of the course model errs by 11 %, with codes around
@@ -32,7 +32,7 @@ def from_four_bits(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def channels_to_four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `to_four_bits`, with a scale and a lowest number for each channel of a head over its tokens (KIVI's keys, Liu
+    """Like `to_four_bits`, but a scale and a lowest number for each channel of a head over its tokens (KIVI's keys, Liu
     et al. 2024): x [..., tokens, heads, n], n even -> packed [..., tokens, heads, n / 2] uint8, scale [..., heads, n,
     2] float16."""
     codes, scale, lowest = _codes(x, -3)

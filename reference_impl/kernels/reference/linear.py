@@ -26,7 +26,7 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scale): codes [tokens, in] float8_e4m3fn and scale [tokens] float32, with x about codes x scale.
 
-    A row's largest magnitude becomes 448. Of a row with NaN or infinity the scale is NaN, the codes may be any.
+    A row's largest magnitude becomes 448. In a row with NaN or infinity the scale is NaN and the codes may be any.
     """
     return to_eight_bits(x, torch.float8_e4m3fn)
 
@@ -58,7 +58,7 @@ def pack_int4(codes: Tensor, group_size: int = 128) -> Tensor:
 
 
 def unpack_int4(packed: Tensor, group_size: int = 128) -> Tensor:
-    """What `pack_int4` packed: [out, in] uint8."""
+    """The codes that `pack_int4` packed: [out, in] uint8."""
     nibbles = packed.view(len(packed), -1, group_size // 2)
     return torch.stack((nibbles & 15, nibbles >> 4), 2).reshape(len(packed), -1)
 
@@ -102,7 +102,7 @@ def quantize_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scale): codes [tokens, in] int8 and scale [tokens] float32, with x about codes x scale.
 
     A row's largest magnitude (at least 2^-64) becomes 127.5, as in compressed-tensors; codes end at -128 and 127. So an
-    error of at most half a scale. Of a row with NaN or infinity the scale is NaN, the codes may be any.
+    error is at most half a scale. In a row with NaN or infinity the scale is NaN and the codes may be any.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     largest = wide.abs().amax(1)
@@ -117,14 +117,14 @@ def gemm_w8a8(
     """(codes x scale) (weight x weight_scale)^T as out_dtype.
 
     codes [tokens, in] and weight [out, in] int8; scale [tokens] and weight_scale [out] float32. The sums of codes are
-    exact in float64; a GPU has no product of float64 codes that is worth having: this is the twin, for checking.
+    exact in float64. This twin is for checking: a GPU has no fast product of float64 codes.
     """
     sums = codes.double() @ weight.double().T
     return (sums * scale[:, None] * weight_scale).to(out_dtype)
 
 
 def quantize_groups_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scale): codes [tokens, in] float8_e4m3fn, scale [tokens, ceil(in / 128)] float32, of 128 inputs each.
+    """(codes, scale): codes [tokens, in] float8_e4m3fn, scale [tokens, ceil(in / 128)] float32, one per 128 inputs.
 
     The largest magnitude of a group becomes 448. With NaN or infinity its scale is NaN, its codes may be any.
     """

@@ -1,4 +1,4 @@
-"""The twins of the attention kernels, which read a paged cache through block tables: 16 bits, or 8 or 4 and scales."""
+"""The twins of the attention kernels. They read a paged cache of 16 bits, or of 8 or 4 with scales, by block tables."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def flash_attention(
     ancestors: Tensor | None = None,
     skip_threshold: float = 0.0,
 ) -> Tensor:
-    """Ragged queries over a paged cache, causal; row r owns queries [query_start_loc[r], query_start_loc[r + 1]).
+    """Causal attention of ragged queries over a paged cache.
 
-    q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim];
-    block_table [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32.
-    key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: factors of the stored keys and values (a
-    cache of 8 bits); of a cache of 4 bits, uint8 with head_dim / 2 bytes a head, [num_blocks, block_size, num_kv_heads,
+    q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim]; block_table
+    [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32. Row r's queries are
+    q[query_start_loc[r] : query_start_loc[r + 1]].
+    key_scale, value_scale: for a cache of 8 bits [num_blocks, block_size, num_kv_heads] float32, factors of the stored
+    keys and values. For a cache of 4 bits, uint8 with head_dim / 2 bytes a head, [num_blocks, block_size, num_kv_heads,
     2] float16: factor and lowest number, see `to_four_bits`.
-    ancestors [num_tokens] int64: in a row that is a tree, of at most 64 tokens, bit i is set if the query
-    sees the i-th of its row's own tokens, itself included; its position is that of the context's last token and as many
-    more as bits are set, and a window goes by positions. 0 in rows that are none, which are causal.
+    ancestors [num_tokens] int64: in a row that is a tree, of at most 64 tokens, bit i is set if the query sees the i-th
+    of its row's own tokens, itself included. Its position is that of the context's last token plus the number of bits
+    set, and a window goes by positions. In other rows, which are causal, it is 0.
     skip_threshold: what the kernel may leave out; nothing is left out here.
     A row with seq_len 0 only pads the batch: its queries give zeros.
     """
@@ -78,7 +79,7 @@ def paged_decode(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """One query per row, q [num_rows, num_heads, head_dim]; the rest as in `flash_attention`.
+    """Attention of one query per row, q [num_rows, num_heads, head_dim]; the rest as in `flash_attention`.
 
     max_seq_len: a bound of seq_lens on the host. A row with seq_len 0 only pads the batch: it gives zeros.
     """

@@ -29,7 +29,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes, scale, sum): as `add_rms_norm`, the norm in FP8 with a scale per row, for an FP8 product."""
+    """(codes, scale, sum): `add_rms_norm` with the norm in FP8 and a scale per row, for an FP8 product."""
     normed, total = add_rms_norm(x, residual, weight, eps)
     return *to_eight_bits(normed, torch.float8_e4m3fn), total
 
@@ -37,9 +37,9 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: fl
 def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(codes, scale), x about codes x scale: codes like x in int8 or a float8, scale [...] float32.
 
-    The last dimension shares a scale: its largest magnitude becomes the largest code. Below 2^-64 it counts as 2^-64,
-    so that nothing is divided by zero. With NaN or infinity there the scale is NaN, and so is all that is made of it;
-    the codes may be any.
+    The last dimension shares a scale: its largest magnitude becomes the largest code. A magnitude below 2^-64 counts as
+    2^-64, so that nothing is divided by zero. With NaN or infinity there the scale is NaN, and so is all that is made
+    of it; the codes may be any.
     """
     limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -67,7 +67,7 @@ def rotate_and_write(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """QK-norm and rotary embedding; k and v go into the cache, q is returned as a new tensor.
+    """Applies QK-norm and rotary embedding, writes k and v into the cache, and returns q as a new tensor.
 
     q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: they may be parts of one
     projection. positions [num_tokens], padding included, index cos and sin [max_position, 1, head_dim] (RotaryTable).
@@ -76,8 +76,8 @@ def rotate_and_write(
 
     A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too. One
     of 4 bits, uint8 with head_dim / 2 bytes a head, has them in float16, [num_blocks, block_size, num_kv_heads, 2]: see
-    `to_four_bits`. Of a head with NaN or infinity (in 4 bits: a number beyond float16) the scale is NaN, so that all
-    of it is NaN when it is read. Raises ValueError if scales are missing, or given for another cache.
+    `to_four_bits`. Of a head with NaN or infinity (in 4 bits: a number beyond float16) the scale is NaN, so that all of
+    it is NaN when it is read. Raises ValueError if scales are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
         raise ValueError(

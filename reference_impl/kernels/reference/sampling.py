@@ -25,7 +25,7 @@ def sample_tokens(
     *,
     noise: bool = False,
 ) -> Tensor:
-    """One token per row, [rows] int64, with the meaning of `sampling.sampler` (probabilities, then draw).
+    """Samples one token per row, [rows] int64, with the meaning of `sampling.sampler` (probabilities, then draw).
 
     logits [rows, vocab_size] of at most 2^22 tokens; the others [rows]: temperature (0: the first of the largest
     logits), top_p (1: off) and min_p (0: off) float32, top_k integers (0: off). seed int64: the 64 bits, those of 2^63
@@ -34,8 +34,8 @@ def sample_tokens(
     Of equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
     -inf, all tokens are equally likely.
 
-    noise: tokens are drawn by numbers of their own, as `features/gumbel/sampler.py` says: of those that are left the
-    one with the largest -log(-log u) - distance, of equal ones the first.
+    noise: every token has a number of its own, as `features/gumbel/sampler.py` explains. Of the tokens that are left,
+    the one with the largest -log(-log u) - distance is drawn, of equal ones the first.
     """
     vocab_size = logits.shape[1]
     logits = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -91,14 +91,14 @@ def portion(total: Tensor, units: Tensor) -> Tensor:
 
 
 def random_word(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
-    """The first word of `sampling.philox`, where it is explained, for draw 0; int64 in [0, 2^32)."""
+    """The first word of `sampling.philox` (which explains it) for draw 0; int64 in [0, 2^32)."""
     zero = torch.zeros_like(position.long())
     return philox(position.long(), sample_index.long(), zero, zero, seed)[0]
 
 
 def token_words(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
-    """Of every token a random word, [rows, vocab_size] int64 in [0, 2^32). seed, sample_index, position [rows]. Token t
-    has the word t % 4 of the counter (position, sample, t // 4, 1); other numbers of a position have 0 there."""
+    """A random word for every token, [rows, vocab_size] int64 in [0, 2^32). seed, sample_index, position [rows]. Token
+    t has the word t % 4 of the counter (position, sample, t // 4, 1); other numbers of a position have 0 there."""
     block = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
     c0, c1 = position.long()[:, None], sample_index.long()[:, None]
     words = philox(c0, c1, block, torch.ones_like(block[:, :1]), seed[:, None])
@@ -108,7 +108,7 @@ def token_words(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size
 def token_noise(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
     """-log(-log u) of every token, [rows, vocab_size] float32; u = (word + 1/2) / 2^32, of `token_words`.
 
-    Near 1, where u in float32 has lost digits, -log u comes of 1 - u.
+    Near 1, where u in float32 has lost digits, -log u is computed from 1 - u.
     """
     word = token_words(seed, sample_index, position, vocab_size)
     below = ((word ^ _LOW).float() + 0.5) * 2.0**-32  # 1 - u
@@ -133,15 +133,15 @@ def _series(f: Tensor, halvings: Tensor) -> Tensor:
 
 
 def _reduced(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(f, halvings) of `_series`, of a positive x: by the bits of a float32, the exponent behind the fraction."""
+    """(f, halvings) for `_series`, of a positive x, from the bits of a float32: the exponent is above the fraction."""
     bits = x.view(torch.int32) + 0x4AFB0D  # the bits of 1 less those of sqrt(1/2)
     f = ((bits & 0x7FFFFF) + 0x3F3504F3).view(torch.float32) - 1.0
     return f, ((bits >> 23) - 127).float()
 
 
 def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `core.philox.philox`, on a device: a counter of four int64, of which 32 bits count and which broadcast, as
-    does seed, the 64 bits, to four words in [0, 2^32)."""
+    """`core.philox.philox` on a device: four words in [0, 2^32), int64, for a counter of four int64, of which 32 bits
+    count, and seed, all 64 bits. Counter and seed broadcast."""
     c0, c1 = c0 & _LOW, c1 & _LOW
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
