@@ -121,8 +121,9 @@ def complete(tokenizer: Tokenizer, folder: Path) -> None:
                 f"{found}: save the tokenizer with transformers' save_pretrained, which writes all into tokenizer.json"
             )
     added = {*known, *(token.content for token in tokens.values())}
-    # One of the vocabulary keeps its id, another gets the next.
-    tokenizer.add_tokens([token for token in (*special.named.values(), *special.further) if token.content not in added])
+    others = [token for token in (*special.named.values(), *special.further) if token.content not in added]
+    # One of the vocabulary keeps its id, another gets the next. Of other flags for one token the last new ones count.
+    tokenizer.add_tokens([*{repr(token): token for token in others}.values()])
 
 
 def _of_config(listed: Any, file: Path) -> Iterator[tuple[int, AddedToken]]:

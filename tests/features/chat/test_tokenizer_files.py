@@ -101,6 +101,8 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # tokenizer_config.
     "a name of its own": ({"image_token": "<tool>", "eos_token": None}, {}),
     "an object": ({"eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "rstrip": True}}, {}),
     "one that says more": ({"eos_token": {"__type": "AddedToken", "content": "<tool>", "special": True}}, {}),
+    "two names": ({"bos_token": "<tool>", "eos_token": {"__type": "AddedToken", "content": "<tool>", "rstrip": True},
+                   "x_token": "<tool>"}, {}),
     "a list": ({"additional_special_tokens": [*SPECIAL], "pad_token": "<tool>"}, {}),
     "a list under the newer name": ({"extra_special_tokens": [*SPECIAL], "additional_special_tokens": ["<tool>"]}, {}),
     "names in the list": ({"extra_special_tokens": {"a_token": "<tool>"}, "additional_special_tokens": [*SPECIAL]}, {}),
