@@ -1,6 +1,6 @@
 """The words of the engine: the data that flows between its parts, and what each part promises.
 
-Imports nothing but the standard library, so that every room can import it. A part is swapped by passing your own to
+Imports only the standard library, so that every room can import it. A part is swapped by passing your own to
 `Engine(..., parts=Parts(...))`.
 
     blocks <- request <- plan, step, batch       the data

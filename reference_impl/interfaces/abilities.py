@@ -1,6 +1,6 @@
 """What some parts can do besides, a protocol for each ability: a part has it if it has the members.
 
-Checked with isinstance when a part is installed, and in every layer on the part's class, which is many times faster.
+It is checked with isinstance when a part is installed, and in every layer on the part's class, many times faster.
 A wrapper has the abilities that its class declares: isinstance sees what `__getattr__` forwards in Python 3.11 only,
 and a check on the class never does.
 """
@@ -35,7 +35,7 @@ class ForksRequests(Protocol):
     """A scheduler for beam search."""
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Adds a request whose tokens begin like those of another, and which shares what that one has computed."""
+        """Adds a request whose tokens begin like the parent's, and which shares what the parent has computed."""
         ...
 
 
@@ -44,13 +44,13 @@ class KeepsRequests(Protocol):
     """A host proposer that keeps something of each request that it was asked about."""
 
     def finished(self, request: Request) -> None:
-        """The request has its last token, or was aborted; it need not have been asked about."""
+        """Called when a request has its last token, or was aborted; drafts for it need not have been asked for."""
         ...
 
 
 @runtime_checkable
 class PlansStages(PlansAhead, Protocol):
-    """A scheduler that can plan for an executor that `RunsStages`: it gives no row to a request while a step in flight
+    """A scheduler that can plan for an executor that `RunsStages`: it gives a request no row while a step in flight
     samples a token for it."""
 
     @property
@@ -65,15 +65,15 @@ class DefersReuse(Protocol):
 
     @property
     def num_releasing(self) -> int:
-        """Freed blocks that wait for running steps."""
+        """The number of freed blocks that wait for running steps."""
         ...
 
     def step_submitted(self, step_id: int) -> None:
-        """Blocks freed from now on wait for this step."""
+        """Called when a step was submitted: blocks freed from now on wait for it."""
         ...
 
     def step_collected(self, step_id: int) -> None:
-        """Blocks that waited for this step are available again."""
+        """Called when a step was collected: blocks that waited for it are available again."""
         ...
 
 
@@ -82,7 +82,7 @@ class SwapsOut(Protocol):
     """A KV manager with host memory for requests that are preempted: `admit` brings them back."""
 
     def swap_out(self, request: Request) -> bool:
-        """Move the request's computed blocks to host memory; False (nothing changed) if they do not fit there."""
+        """Moves the request's computed blocks to host memory; False, and nothing changed, if they do not fit there."""
         ...
 
 
@@ -91,7 +91,7 @@ class PinsPrefixes(Protocol):
     """A KV manager that can keep a cached prefix from being evicted."""
 
     def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
-        """Hold what is cached of a prefix, so that it is not evicted; returns the blocks."""
+        """Holds the cached blocks of a prefix, so that they are not evicted, and returns them."""
         ...
 
     def unpin(self, blocks: Sequence[BlockId]) -> None: ...
@@ -108,7 +108,7 @@ class WaitsOnPurpose(Protocol):
 
 @runtime_checkable
 class ReadsFields(Protocol):
-    """An executor that says which fields of SamplingParams its sampler reads, of those that are a sampler's."""
+    """An executor that says which of the sampler's fields of SamplingParams its own sampler reads."""
 
     @property
     def reads(self) -> Collection[str]: ...
@@ -119,7 +119,8 @@ class CapturesGraphs(Protocol):
     """An executor that replays steps as CUDA graphs, and can capture them before they are needed."""
 
     def capture_all(self, longest: int | None = None) -> int:
-        """Captures the graphs for contexts of up to `longest` positions, None: all. Returns how many it captured."""
+        """Captures the graphs for contexts of up to `longest` positions (None: of all lengths) and returns how many it
+        captured."""
         ...
 
 
@@ -130,14 +131,15 @@ class RunsStages(Protocol):
 
     Up to num_stages steps may be submitted before the first of them is collected. Each stage takes them in the order of
     submission, so a step's keys and values are written in time for all later ones: the next chunk of a prompt may be
-    submitted while the chunk before runs. Sampled tokens are not: a row may compute one, and what follows it,
-    only in a step submitted after the sampling step was collected. By then it is in the slot and is not sent, unless
-    the slot was closed meanwhile: then it is in the reply alone.
+    submitted while the chunk before runs. Sampled tokens come later: a row may compute one, and what follows it, only
+    in a step submitted after the sampling step was collected. By then the token is in the slot and is not sent; if the
+    slot was closed meanwhile, only the reply has it.
     """
 
     @property
     def num_stages(self) -> int:
-        """At least 1. If more, max_in_flight is 1: callers that ignore this ability then run one step at a time."""
+        """The number of stages, at least 1. With more than 1, max_in_flight is 1, so callers that ignore this ability
+        run one step at a time."""
         ...
 
 
@@ -152,12 +154,12 @@ class TakesMasks(Protocol):
 
 @runtime_checkable
 class HasScales(Protocol):
-    """A KV cache that can be of 8 or 4 bits: a stored number times the scale of its slot and head is the value; in 4
-    bits, where a byte holds numbers i and i + head_dim / 2, with the head's lowest number added."""
+    """A KV cache that may have 8 or 4 bits per value: a value is the stored number times the scale of its slot and
+    head. With 4 bits the head's lowest value is added, and a byte holds the numbers i and i + head_dim / 2."""
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32; of 4 bits [..., num_kv_heads, 2]
-        float16, (scale, lowest); None of a cache of more bits."""
+        """The scales (of keys, of values) of a layer, each [num_blocks, block_size, num_kv_heads] float32; with 4 bits
+        [..., num_kv_heads, 2] float16, (scale, lowest); (None, None) with more than 8 bits."""
         ...
 
 
@@ -169,19 +171,19 @@ class MovesScales(Protocol):
 
 
 def has_scales(kv_cache: KVCache) -> TypeGuard[HasScales]:
-    """Checked on the class, since every layer calls this."""
+    """Whether the cache `HasScales`; checked on its class, since every layer calls this."""
     return issubclass(type(kv_cache), HasScales)
 
 
 def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """(of keys, of values); None where there are none."""
+    """The scales (of keys, of values) of a layer; (None, None) where the cache has none."""
     return kv_cache.scales(layer) if has_scales(kv_cache) else (None, None)
 
 
 @runtime_checkable
 class ReadsScales(Protocol):
-    """An attention backend that says whether it multiplies what it reads by the cache's scales. One that reads a cache
-    of 4 bits says so with reads_four_bits = True besides."""
+    """An attention backend that says whether it multiplies what it reads by the cache's scales. One that can also read
+    a cache of 4 bits has reads_four_bits = True besides."""
 
     @property
     def reads_scales(self) -> bool: ...
@@ -189,9 +191,9 @@ class ReadsScales(Protocol):
 
 @runtime_checkable
 class TakesBounds(Protocol):
-    """An attention backend that reads lengths on the device, in batch.seq_lens, so that batch.context_lens may be more
-    than they are: in CUDA graphs, and in a step that is submitted before it turned out how many drafts of the step
-    before were right."""
+    """An attention backend that reads lengths on the device, in batch.seq_lens, so that batch.context_lens may be upper
+    bounds: in CUDA graphs, and in a step that is submitted before it is known how many drafts of the step before were
+    right."""
 
     @property
     def takes_bounds(self) -> bool: ...
@@ -218,7 +220,8 @@ class AttendsToCache(Protocol):
     """An attention backend that can skip writing keys and values: a fused kernel has written them."""
 
     def attend(self, q: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
-        """`forward`, for queries whose keys and values are in the cache."""
+        """`AttentionBackend.forward` for queries q [num_tokens, num_heads, head_dim] whose keys and values are in the
+        cache already; returns the same shape."""
         ...
 
 
@@ -228,7 +231,7 @@ class NamesKernels(Protocol):
 
     @property
     def ran(self) -> Collection[str]:
-        """Those of the step planned last."""
+        """The names of the kernels that ran in the step planned last."""
         ...
 
 
@@ -238,19 +241,20 @@ class NamesTensors(Protocol):
     scales, g_idx) and AWQ."""
 
     def tensors(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
-        """{name: what it must be} of one part with so many output features. bias: whether the layer has one.
+        """The tensors of one part with so many output features: {name: what it must be}. bias: whether the layer has
+        one.
 
-        Asked for q_proj, the name qweight means the checkpoint's tensor model.layers.0.self_attn.q_proj.qweight. Every
-        tensor named must be in the checkpoint; each goes to `load` once, in any order.
+        For q_proj, the name qweight means the checkpoint's tensor model.layers.0.self_attn.q_proj.qweight. Every tensor
+        named must be in the checkpoint; each goes to `load` once, in any order.
         """
         ...
 
 
 @runtime_checkable
 class NamesTensorsOfParts(Protocol):
-    """As `NamesTensors`, of a LinearMethod whose parts (q_proj, k_proj, ...) may lie in the checkpoint in different
-    ways. A method that has both is asked for this one."""
+    """A LinearMethod like `NamesTensors`, but its parts (q_proj, k_proj, ...) may be stored in the checkpoint in
+    different ways. Where a method has both abilities, this one is used."""
 
     def tensors_of(self, part: str, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
-        """`NamesTensors.tensors` of the part that the checkpoint calls so."""
+        """The tensors of the part with this name in the checkpoint; the rest like `NamesTensors.tensors`."""
         ...

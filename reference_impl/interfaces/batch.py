@@ -22,7 +22,7 @@ class GroupTables:
 
 @dataclass
 class Batch:
-    """One ragged forward pass as tensors. Rows of fewer tokens come first, of as many the longest context first.
+    """One ragged forward pass as tensors. Rows with fewer tokens come first, among equals the longest context first.
 
     The tokens of all rows lie one after another: row r owns [query_start_loc[r], query_start_loc[r + 1]).
     """
@@ -39,7 +39,7 @@ class Batch:
     block_size: int
     groups: tuple[GroupTables, ...]  # one per KV group
     group_of_layer: tuple[int, ...]  # [num_layers]
-    # [num_tokens] int64, in a step with draft trees: of a token in a tree bit i is set if it sees the i-th of its
+    # [num_tokens] int64, in a step with draft trees: for a token in a tree, bit i is set if it sees the i-th of its
     # row's own tokens, at most 64; 0 in other rows. Only for an attention backend that `takes_trees`.
     ancestors: Tensor | None = None
     attention_plan: Any = None  # what the attention backend prepared once for all layers
@@ -54,12 +54,12 @@ class Batch:
 
     @property
     def slot_mapping(self) -> Tensor:
-        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        """The slot mapping of the first KV group, the only one unless the model has layers of several kinds."""
         return self.groups[0].slot_mapping
 
     @property
     def block_table(self) -> Tensor:
-        """Of the first KV group."""
+        """The block table of the first KV group."""
         return self.groups[0].block_table
 
 

@@ -15,17 +15,17 @@ _COPIES: dict[KVKind, int] = {"kv": 2, "latent": 1, "state": 1}
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one KV group's cache must hold, and in what unit it is handed out. Widths are in bits: a cache of 4 bits has
-    two values in a byte.
+    """What the cache of one KV group holds, and in what unit it is handed out. Widths are in bits: a cache of 4 bits
+    has two values in a byte.
 
-    A group is a set of layers that keep the same positions. All groups of a model have as many layers, so that
-    a block of one pool can serve any of them.
+    A group is a set of layers that keep the same positions. All groups of a model have the same number of layers, so
+    that a block of one pool can serve any of them.
 
     kind: what each layer keeps.
-        kv       of each token a key and a value for each KV head: head_dim values each
-        latent   of each token one vector, from which keys and values of all heads are computed (MLA, DeepSeek-V2):
+        kv       for each token a key and a value for each KV head: head_dim values each
+        latent   for each token one vector, from which keys and values of all heads are computed (MLA, DeepSeek-V2):
                  num_kv_heads 1, head_dim kv_lora_rank + rope_dim
-        state    of each request num_kv_heads times head_dim values, however long it is (Mamba, linear attention:
+        state    for each request num_kv_heads times head_dim values, however long it is (Mamba, linear attention:
                  head_dim is all that a head keeps). A block holds the state of one request, whatever block_size is
     """
 
@@ -47,30 +47,30 @@ class KVSpec:
 
     @property
     def bits_per_head(self) -> int:
-        """Of one key, value, latent or state, with its scales and zero points."""
+        """The bits of one head's key, value, latent or state, with its scales and zero points."""
         groups = 1 if self.group_size is None else self.head_dim // self.group_size
         return self.head_dim * self.bits_per_value + groups * (self.bits_per_scale + self.bits_per_zero_point)
 
     @property
     def bits_per_token(self) -> int:
-        """Added by each token: 2 (keys and values; 1 of a latent, 0 of a state) x layers x KV heads x bits per head."""
+        """The bits that each token adds: 2 (keys and values; latent 1, state 0) x layers x KV heads x bits_per_head."""
         return 0 if self.kind == "state" else self._bits_of_all_heads
 
     @property
     def bytes_per_token(self) -> int:
-        """ValueError where the bits of a token are no whole bytes."""
+        """The bytes that each token adds. ValueError where its bits are not whole bytes."""
         if self.bits_per_token % 8:
             raise ValueError(f"bytes_per_token: a token has {self.bits_per_token} bits here, ask for bits_per_token")
         return self.bits_per_token // 8
 
     @property
     def bytes_per_block(self) -> int:
-        """Of block_size tokens; of a state, all of it."""
+        """The bytes of a block: of block_size tokens, or of one whole state."""
         return self._bits_per_block // 8
 
     def bytes_per_request(self, num_tokens: int) -> int:
-        """Of the blocks that a request of so many tokens needs while its last one is computed: those of the positions
-        that this one sees, itself among them."""
+        """The bytes of the blocks that a request of so many tokens needs while its last one is computed: the blocks
+        with the positions that this token sees, its own among them."""
         if self.kind == "state":
             return self.bytes_per_block
         first = 0 if self.window is None else max(0, num_tokens - self.window)
@@ -121,14 +121,14 @@ def _check_spec(spec: KVSpec) -> None:
 
 
 class BlockPair(NamedTuple):
-    """Contents of block src go to block dst."""
+    """The contents of block src go to block dst."""
 
     src: BlockId
     dst: BlockId
 
 
 class Page(NamedTuple):
-    """The keys and values of a full block, and the name a store has for them: see `page_keys` in
+    """The keys and values of a full block, and their key in a page store: see `page_keys` in
     features/transfer/stored.py."""
 
     key: bytes
@@ -136,15 +136,15 @@ class Page(NamedTuple):
 
 
 class PageTransfer(NamedTuple):
-    """Pages in transfer between the device and a page store. Begins with a step and ends with the reply to that step or
-    a later one. Until then nothing else may use its blocks."""
+    """Pages in transfer between the device and a page store. A transfer begins with a step and ends with the reply to
+    that step or a later one. Until then nothing else may use its blocks."""
 
     id: int
     pages: tuple[Page, ...]
 
 
 class TransferEnd(NamedTuple):
-    """error: why the pages did not arrive; None if they did."""
+    """The end of a `PageTransfer`. error: why the pages did not arrive; None if they did."""
 
     id: int
     error: str | None = None
@@ -167,5 +167,5 @@ class Transfers:
 
     @property
     def is_work(self) -> bool:
-        """Whether a step without rows is needed for them."""
+        """Whether these transfers need a step, even one without rows."""
         return bool(self.swap_out or self.copies or self.swap_in or self.loads or self.saves or self.cancelled)

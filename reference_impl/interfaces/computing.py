@@ -19,11 +19,11 @@ class KVCache(Protocol):
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """The (keys, values) of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         ...
 
     def transfer(self, transfers: Transfers) -> None:
-        """Move whole blocks, of all layers, before the step writes."""
+        """Moves whole blocks, of all layers, before the step writes."""
         ...
 
 
@@ -32,7 +32,7 @@ class AttentionBackend(Protocol):
     `abilities.ReadsScales`."""
 
     def plan(self, batch: Batch) -> None:
-        """Prepare, once per step, what all layers share; may fill batch.attention_plan."""
+        """Prepares, once per step, what all layers share; may fill batch.attention_plan."""
         ...
 
     def forward(
@@ -44,7 +44,7 @@ class AttentionBackend(Protocol):
         kv_cache: KVCache,
         batch: Batch,
     ) -> Tensor:
-        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] -> like q.
+        """Attention: q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] -> like q.
 
         Stores k and v in the cache, then lets each row's queries see that row's positions up to their own.
         """
@@ -63,17 +63,17 @@ class LinearMethod(Protocol):
     """How a weight matrix is stored and multiplied.
 
     A linear layer may be made of several of the checkpoint's, its parts, stacked by output features: q, k and v; gate
-    and up. Of each part a checkpoint has weight [out_features, in_features], and bias [out_features] where the layer
-    has one, of a float dtype. A method that loads other tensors names them: `abilities.NamesTensors`.
+    and up. For each part a checkpoint has weight [out_features, in_features], and bias [out_features] where the layer
+    has one, in a float dtype. A method that loads other tensors names them: `abilities.NamesTensors`.
     """
 
     def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
-        """The parameters, of all parts together, still without their values."""
+        """The parameters of all parts together, still without values."""
         ...
 
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        """Take in tensor `name` of one part, whose first output feature is `start`, also where the tensor itself has no
-        output features (g_idx of GPTQ). Parts come in any order."""
+        """Stores tensor `name` of the part whose first output feature is `start`, which is given also where the tensor
+        itself has no output features (g_idx of GPTQ). Parts come in any order."""
         ...
 
     def finish(self, params: dict[str, Tensor]) -> None:
@@ -81,36 +81,36 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [rows, in_features] -> [rows, out_features]."""
+        """The layer's output: x [rows, in_features] -> [rows, out_features]."""
         ...
 
 
 class Sampler(Protocol):
     """Chooses the next token of each request from logits [len(requests), vocab_size].
 
-    Biases, penalties and filters of a request's parameters are its own work; what a grammar or min_tokens rules out
-    comes as -inf.
+    It applies biases, penalties and filters of a request's parameters itself; the logits of what a grammar or
+    min_tokens rules out are -inf already.
     """
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled: ...
 
 
 class Proposer(Protocol):
-    """Drafts a request's next tokens. It lives in the worker, beside the model that verifies the drafts:
-    wrong ones cost time, and change no text that is greedy or has a seed. Those of a request without one are taken as
-    certain (q = 1) where they are verified by rejection, so they may depend on the text, and not on its random numbers.
+    """Drafts a request's next tokens. It runs in the worker, beside the model that verifies the drafts: wrong ones cost
+    time, and change no text that is greedy or has a seed. For a request without a seed, drafts that are verified by
+    rejection count as certain (q = 1), so they may depend on its text, but not on its random numbers.
     """
 
     def opened(self, slot: Opened) -> None:
-        """A request has this slot from now on, until it is closed or the slot is opened again."""
+        """Called when a request gets a slot; it has it until the slot is closed or opened again."""
         ...
 
     def closed(self, slot: int) -> None: ...
 
     def propose(self, slots: Tensor, lengths: Tensor, tokens: Tensor, k: int) -> Tensor:
-        """slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
+        """Drafts of the next k tokens: [rows, k] int64 on the same device, any tokens of the vocabulary.
 
-        Returns drafts of the k tokens behind them: [rows, k] int64 on the same device, any tokens of the vocabulary.
+        slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
         """
         ...
 
@@ -126,16 +126,16 @@ class Executor(Protocol):
     def max_in_flight(self) -> int:
         """How many steps may be submitted before the first of them is collected. 1: a step's samples must be
         collected before the next is submitted. 2: they are in the worker by then, and the next step may compute them.
-        An executor that `abilities.RunsStages` says 1 here, and takes more steps, without the tokens."""
+        An executor that `abilities.RunsStages` says 1 here; it takes more steps, if none needs the tokens in flight."""
         ...
 
     def submit(self, step: Step) -> Any:
-        """Starts a step; returns a ticket for `collect`. May raise only after the step's transfers have been made: with
-        overlap="off" the step is then planned again, without them."""
+        """Starts a step and returns a ticket for `collect`. It may raise only after the step's transfers have been
+        made: with overlap="off" the step is then planned again, without them."""
         ...
 
     def collect(self, ticket: Any) -> Reply:
-        """Waits for the step; tickets come in the order of submission."""
+        """Waits for a step and returns its reply. Tickets come in the order of submission."""
         ...
 
     def close(self) -> None: ...

@@ -44,15 +44,15 @@ class StepDone:
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
     transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
-    num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
-    layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
-    num_undrafted: int = 0  # as of `StepPlan`
-    acceptance: str = "exact"  # as of `StepPlan`
-    num_draft_levels: int = 0  # as of `StepPlan`
+    num_sampled: tuple[int, ...] = ()  # for each row; () where no drafts were ever verified: 1 for a row that samples
+    layers_moved: Mapping[int, int] = field(default_factory=dict)  # see `Reply`
+    num_undrafted: int = 0  # see `StepPlan`
+    acceptance: str = "exact"  # see `StepPlan`
+    num_draft_levels: int = 0  # see `StepPlan`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:
-        """Of each row, how many tokens its request got, with those that a stop string then took back."""
+        """How many tokens the request of each row got, with those that a stop string then took back."""
         return self.num_sampled or tuple(int(row.samples) for row in self.rows)
 
 

@@ -28,7 +28,7 @@ class FetchesPages(Protocol):
     def is_fetching(self, request: Request) -> bool: ...
 
     def cancel_loads(self) -> None:
-        """Their blocks are needed by requests that run."""
+        """Cancels all loads, since requests that run need their blocks."""
         ...
 
     def expire(self, now: float) -> None:
@@ -36,21 +36,22 @@ class FetchesPages(Protocol):
         ...
 
     def transfers_moved(self, layers: Mapping[int, int]) -> None:
-        """{transfer: how many more of its layers have moved}: the store's timeout begins anew for them."""
+        """Restarts the store's timeout of these transfers. layers: {transfer: how many more layers have moved}."""
         ...
 
     def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
-        """Their blocks are free to be used; loaded ones, of which all layers have come, are in the prefix cache."""
+        """Called with the transfers that ended: their blocks may be used again. Blocks that were loaded with all layers
+        are then in the prefix cache."""
         ...
 
     @property
     def num_unsent(self) -> int:
-        """Transfers that the next step will begin or cancel."""
+        """The number of transfers that the next step will begin or cancel."""
         ...
 
     @property
     def num_transfers(self) -> int:
-        """Transfers that have not ended."""
+        """The number of transfers that have not ended."""
         ...
 
 
@@ -60,15 +61,15 @@ class HoldsPages(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Of each block, all of the same size."""
+        """The number of layers in each block, all of the same size."""
         ...
 
     def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
-        """Of each block the keys, values and scales of a layer."""
+        """The bytes of each block's keys, values and scales of a layer."""
         ...
 
     def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
-        """ValueError if it is not as long as a block's part of a layer."""
+        """Writes a block's part of a layer. ValueError if the content has another length."""
         ...
 
 
@@ -83,8 +84,8 @@ class _KeepsPages(Protocol):
     timeout: float  # seconds on the engine's clock: a transfer of which nothing moves for longer is cancelled
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys it has, with all layers, without a gap; called before loads and before saves.
-        Called while a step is planned: it should not block. An error counts as 0, with a warning."""
+        """How many of the first keys the store has, with all layers, without a gap. Called before loads and saves,
+        while a step is planned, so it should not block. An error counts as 0, with a warning."""
         ...
 
 
@@ -92,35 +93,35 @@ class PageStore(_KeepsPages, Protocol):
     """A store of whole pages."""
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
-        """The contents of each key's page, in order, as they were saved.
+        """Starts to load; the future gives the content of each key's page, in order, as it was saved.
 
-        Called, as `save`, in the worker's thread: begin, and return the future. It may be cancelled; what is set
+        Like `save` it is called in the worker's thread and must not block. The future may be cancelled; what is set
         afterwards is dropped. An error, raised or set, ends the transfer and nothing else.
         """
         ...
 
     def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
-        """Contents by key. What is stored under a key already may stay."""
+        """Starts to save pages, {key: content}. What is stored under a key already may stay."""
         ...
 
 
 @runtime_checkable
 class LayeredPageStore(_KeepsPages, Protocol):
-    """A store that moves pages layer by layer, as over a network: a transfer is one call for each layer, in order, and
-    each has a future of its own. The worker writes a loaded layer as soon as it has come; the pages are used when all
-    have. If one layer fails, the transfer does."""
+    """A store that moves pages layer by layer, such as one over a network: a transfer is one call for each layer, in
+    order, each with a future of its own. The worker writes a loaded layer as soon as it arrives; the pages are used
+    when all layers have arrived. If one layer fails, the transfer does."""
 
     def load_layer(self, keys: Sequence[bytes], layer: int) -> Future[Sequence[bytes]]:
-        """As `PageStore.load`, of one layer, numbered from 0."""
+        """Like `PageStore.load`, for one layer, numbered from 0."""
         ...
 
     def save_layer(self, pages: Mapping[bytes, bytes], layer: int) -> Future[None]:
-        """As `PageStore.save`, of one layer. A page of which some layers were never saved is not stored."""
+        """Like `PageStore.save`, for one layer. A page of which some layers were never saved is not stored."""
         ...
 
 
 def text_of(error: BaseException) -> str:
-    """Text of a foreign error, whose __str__ may itself raise."""
+    """The text of a foreign error, whose __str__ may itself raise."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -13,8 +13,8 @@ from reference_impl.interfaces.request import TokenLogprobs
 class Row(NamedTuple):
     """One request's share of a step: it computes tokens [start, start + num_tokens).
 
-    samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
-    request that computes its tokens again, where what follows is given, it is false.
+    samples: true when the row reaches the request's last token, so that its logits choose the next one; false for a
+    held request that computes its tokens again, where what follows is given.
     num_drafts: how many draft tokens are computed behind them: `drafts` or, where that is empty, those of the worker's
     proposer. Drafts that equal what their position samples are kept, up to the first that does not: a row that samples
     gives 1 to 1 + num_drafts tokens.
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens computed, with drafts."""
+        """The number of tokens computed, with drafts."""
         return self.num_tokens + self.num_drafts
 
 
@@ -49,19 +49,20 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """With drafts."""
+        """The tokens of all rows, with drafts."""
         return sum(row.length for row in self.rows)
 
 
 @dataclass
 class StepOutput:
-    """What came back: for each row that sampled its tokens, in order. More than one only where drafts were verified."""
+    """What came back of a step. tokens: {request id: sampled tokens, in order}, more than one only where drafts were
+    verified. Times in seconds on the engine's clock."""
 
     tokens: dict[str, tuple[int, ...]]
     logprobs: dict[str, tuple[TokenLogprobs, ...]]
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
-    transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`, as the next
+    transfers: tuple[TransferEnd, ...] = ()  # this one and the next: see `Reply`
     layers_moved: Mapping[int, int] = field(default_factory=dict)
     drafting: float = 0.0

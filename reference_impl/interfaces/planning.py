@@ -1,4 +1,4 @@
-"""What the planning parts promise, of requests and numbers of blocks; never a tensor."""
+"""What the planning parts promise. They work with requests and numbers of blocks, never with a tensor."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class BlockPool(Protocol):
 
 
 class PrefixIndex(Protocol):
-    """Which blocks hold the keys and values of which token prefix. Counts no references: the KV manager does.
+    """Knows which blocks hold the keys and values of which token prefix. The KV manager counts the references.
 
-    `key` (bytes) says which requests may share a prefix: prefixes of different keys never meet. Only full blocks are
-    indexed, and a block never without the ones before it.
+    `key` (bytes) says which requests may share a prefix: prefixes with different keys are never shared. Only full
+    blocks are indexed, and a block never without the ones before it.
     """
 
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
@@ -37,7 +37,7 @@ class PrefixIndex(Protocol):
         ...
 
     def insert(self, tokens: Sequence[int], key: bytes, blocks: Sequence[BlockId]) -> list[BlockId]:
-        """Index blocks[i] as holding tokens [i * block_size, (i + 1) * block_size); len(tokens) is a multiple of it.
+        """Indexes blocks[i] for tokens [i * block_size, (i + 1) * block_size); len(tokens) is a multiple of block_size.
 
         Returns the blocks that stand for this prefix from now on: where one was indexed already, that one, and the
         one given is not taken. They count as used now.
@@ -45,8 +45,8 @@ class PrefixIndex(Protocol):
         ...
 
     def evict(self, num_blocks: int, evictable: Callable[[BlockId], bool]) -> list[BlockId]:
-        """Forget up to num_blocks blocks: the least recently used of those that no other continues (leaves), and of
-        blocks used at the same moment the one deeper in its prefix. Never one that is not evictable."""
+        """Forgets up to num_blocks blocks and returns them: the least recently used that no other continues (leaves),
+        of blocks used at the same moment the one deeper in its prefix. Never one that is not evictable."""
         ...
 
     def __len__(self) -> int:
@@ -55,50 +55,51 @@ class PrefixIndex(Protocol):
 
 
 class KVManager(Protocol):
-    """Gives requests the blocks that their tokens need. A call that fails changes nothing, but for what a prefix index
+    """Gives requests the blocks that their tokens need. A call that fails changes nothing except what a prefix index
     counts as used."""
 
     def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
-        """Blocks for tokens [0, num_tokens) of a request that has none: those that hold some of them already, new ones.
-        At most `budget` of them are computed in the first step.
+        """Gives a request without blocks those for its tokens [0, num_tokens): cached ones that hold some of them, and
+        new ones; False if too few are available. At most `budget` tokens are computed in the first step.
 
         Sets num_computed_tokens and num_cached_tokens to what was found. At least the last token stays to be computed.
         """
         ...
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Make room for the request's next num_tokens; all or nothing. A shared block that they fall in is copied."""
+        """Makes room for the request's next num_tokens, all or nothing; False if there is none. A shared block that
+        they fall in is copied."""
         ...
 
     def commit(self, request: Request) -> None:
-        """The request's computed tokens may now be found by others."""
+        """Lets other requests find this one's computed tokens."""
         ...
 
     def fork(self, parent: Request, child: Request) -> None:
-        """The child, whose tokens begin like the parent's, shares the blocks of its first num_computed_tokens."""
+        """Shares the parent's blocks with the child, whose first num_computed_tokens are the same."""
         ...
 
     def free(self, request: Request) -> None:
-        """Give all its blocks back."""
+        """Gives all blocks of the request back."""
         ...
 
     def take_transfers(self) -> Transfers:
-        """The moves that calls since the last one require."""
+        """The moves that became necessary since the last call."""
         ...
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated: free ones, and cached ones not in use."""
+        """The number of blocks that can be allocated: free ones, and cached ones that are not in use."""
         ...
 
 
 class HostProposer(Protocol):
-    """Drafts a request's next tokens, from its text, while a step is planned. What wrong drafts cost, and what they may
-    depend on, is as of `Proposer`. It is not asked where a request's own newest token is still in flight."""
+    """Drafts a request's next tokens from its text, while a step is planned. For what wrong drafts cost, and what they
+    may depend on, see `Proposer`. It is not asked while the request's newest token is still in flight."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
-        """At most k tokens of the vocabulary: what may follow request.tokens, which is only to be read. Fewer, or none,
-        where it has no more."""
+        """Drafts of what follows request.tokens: at most k tokens of the vocabulary, or fewer, or none. The request
+        must not be changed."""
         ...
 
 
@@ -108,27 +109,28 @@ class Policy(Protocol):
     preemptive: bool  # may a waiting request preempt a running one that ranks after it?
 
     def rank(self, request: Request) -> Any:
-        """Called once, when the request arrives; the smaller goes first. Ranks of one policy can be compared."""
+        """The rank of a request; the smaller goes first. Called once, when it arrives. Ranks of a policy can be
+        compared with each other."""
         ...
 
     def finished(self, request: Request) -> None:
-        """The request has its last token, or was aborted."""
+        """Called when a request has its last token, or was aborted."""
         ...
 
 
 class Outcome(Protocol):
-    """What becomes of a request's rows, where it is not continued with the tokens that they sample."""
+    """What becomes of the rows of a request that is not continued with the tokens that they sample."""
 
     def samples(self, request: Request) -> bool:
         """Whether a row that computes the request's last known token samples what follows it."""
         ...
 
     def advanced(self, request: Request, samples: bool) -> bool:
-        """A row of it was submitted. Whether `collected` is to be called when that step is over."""
+        """Called when a row of the request was submitted. Returns whether to call `collected` when that step is done."""
         ...
 
     def collected(self, request: Request, output: StepOutput) -> str | None:
-        """Why the request ends, if it does."""
+        """Called when such a step is over. Returns why the request ends, or None."""
         ...
 
 
@@ -139,7 +141,7 @@ class Scheduler(Protocol):
     def abort(self, request_id: str) -> None: ...
     def schedule(self, now: float) -> StepPlan: ...
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Record what was computed and sampled; returns the requests that finished."""
+        """Records what was computed and sampled; returns the requests that finished."""
         ...
 
     def has_work(self) -> bool: ...

@@ -73,13 +73,14 @@ class SamplingParams:
         check(self)
 
     def clone(self) -> SamplingParams:
-        """vLLM's. Nothing in it can be changed, so it is its own copy: dataclasses.replace() makes another."""
+        """The same object, since nothing in it can be changed; vLLM has this method. For one with other values use
+        dataclasses.replace()."""
         return self
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural-log probability of the chosen token and of the most likely ones."""
+    """The log-probability (natural logarithm) of the chosen token, and of the most likely ones, (token, logprob)."""
 
     token: int
     logprob: float
@@ -87,14 +88,16 @@ class TokenLogprobs:
 
 
 class Grammar(Protocol):
-    """What a request may write next, decided on the host. A function of the output alone: samples of a prompt share it.
+    """Decides, on the host, which tokens a request may write next. It depends on the output alone, since all samples
+    of a prompt share it.
 
-    What it raises comes out of `Engine.step`: with overlap="off" abort the request and go on; otherwise the engine is
-    lost. Of a held request it bounds what is sampled and reported, and not what is appended.
+    Its errors are raised by `Engine.step`: with overlap="off" you can abort the request and go on; otherwise the engine
+    is lost. For a held request it restricts what is sampled and reported, not what is appended.
     """
 
     def allowed(self, output: Sequence[int]) -> bytes:
-        """For each token t of the vocabulary a bit, 1 if it may follow the output: bit t % 8 of byte t // 8."""
+        """A mask with a bit for each token t of the vocabulary, 1 if t may follow the output: bit t % 8 of byte
+        t // 8."""
         ...
 
 
@@ -104,8 +107,8 @@ class Request:
 
     tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
     The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come up to num_in_flight more
-    that submitted steps sample, and that are not collected yet. Where they verify drafts, it may turn out to be fewer:
-    until then num_computed_tokens, too, is what it is if every draft is right.
+    that submitted steps sample and that are not collected yet. Where steps verify drafts, there may be fewer in the
+    end: until then num_computed_tokens, too, counts every draft as right.
     With n > 1 the first sample is the parent; the others are its children, forked when its prompt is computed.
     """
 
@@ -141,16 +144,16 @@ class Request:
 
     @property
     def embedding(self) -> list[float] | None:
-        """[hidden_size]: the hidden state of the prompt's last token, or the mean over all of them, after the model's
-        last norm. None before the request is finished, if it was aborted, and without pooling."""
+        """The embedding [hidden_size]: the hidden state, after the model's last norm, of the prompt's last token, or
+        the mean over all its tokens. None before the request is finished, if it was aborted, and without pooling."""
         if self.pooled is None or self.finish_reason != "stop":
             return None
         num_pooled = self.num_prompt_tokens if self.pooling == "mean" else 1
         return [value / num_pooled for value in self.pooled]
 
     def pool(self, start: int, values: array[float]) -> None:
-        """values: what a row that begins at position `start` adds. A request that computes its
-        prompt anew begins again at 0; swapped, it goes on."""
+        """Adds the values of a row that begins at position `start`. A request that computes its prompt again begins
+        at 0; one that was swapped out goes on."""
         if self.pooled is None or start == 0 or self.pooling == "last":
             self.pooled = values
         else:
@@ -158,18 +161,18 @@ class Request:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether each of its tokens is to be computed, also those whose keys and values are cached."""
+        """Whether every token of the prompt must be computed, also those whose keys and values are cached."""
         return self.scores_prompt or self.pooling == "mean"
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are requested, and some still missing."""
+        """Whether log-probabilities of its prompt are requested and some are still missing."""
         asked = self.sampling.prompt_logprobs is not None
         return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_tokens(self) -> int:
-        """Including those in flight."""
+        """The number of tokens, including those in flight."""
         return len(self.tokens) + self.num_in_flight
 
     @property
@@ -177,18 +180,18 @@ class Request:
         return self.tokens[self.num_prompt_tokens :]
 
     def drop(self, n: int) -> None:
-        """Rolls back its last n tokens, and their log-probabilities."""
+        """Removes its last n tokens, and their log-probabilities."""
         del self.tokens[len(self.tokens) - n :]
         del self.logprobs[len(self.output_tokens) :]
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that are not computed: 1 while decoding, many while the prompt is read."""
+        """The number of tokens that are not computed: 1 while it decodes, many while its prompt is read."""
         return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
 
     @property
     def block_table(self) -> list[BlockId]:
-        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        """The block table of the first KV group, the only one unless the model has layers of several kinds."""
         return self.block_tables[0]
 
 
@@ -199,7 +202,7 @@ class Asking(Protocol):
     def id(self) -> str: ...
     @property
     def tokens(self) -> Sequence[int]:
-        """Prompt and output so far."""
+        """The prompt and the output so far."""
         ...
 
     @property

@@ -1,5 +1,5 @@
-"""What may be asked for by `SamplingParams`, in one table: of each field who reads it, its kind, its range, and what an
-error says. Defaults stand in the class, which is above this file and so has no type here; names are vLLM's."""
+"""The fields of `SamplingParams` in one table: for each field who reads it, its kind, its range, and what an error
+says. Defaults stand in the class, which imports this file and so has no type here; names are vLLM's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ MOST_SAMPLES = 10_000  # of one prompt; each is a request of its own
 
 
 class Field(NamedTuple):
-    """reader: the core's engine; the sampler, from its columns; scores, which the worker's features move before the
-    sampler has them; or features of the engine and the text. is_right: whether a value of its kind, in normal form, is
-    in its range; p is the whole. expected: what it should be, `p` in braces."""
+    """A field of SamplingParams. reader: "core", the core's engine; "sampler", from its columns; "scores", features of
+    the worker that change the scores before the sampler gets them; "features", others of the engine and the text.
+    is_right: whether the field of p, SamplingParams in normal form, is in its range. expected: what it should be, for
+    the error; may name p in braces."""
 
     name: str
     reader: Literal["core", "sampler", "scores", "features"]
@@ -79,8 +80,8 @@ BY_SAMPLER = tuple(field for field in FIELDS if field.reader == "sampler")
 
 
 def normal(given: Any) -> dict[str, Any]:
-    """Fields that can be said in several ways, vLLM's among them, in the one that the engine reads. What is none of
-    them stays as it is, for `check`."""
+    """The normal form, which the engine reads, of fields that can be written in several ways, vLLM's among them:
+    {name: value}. Other values stay as they are, for `check`."""
     found: dict[str, Any] = {}
     for name in ("stop", "stop_token_ids"):
         value = getattr(given, name)
@@ -101,12 +102,12 @@ def normal(given: Any) -> dict[str, Any]:
 
 
 def _token(token: Any) -> Any:
-    """A name in JSON is a string, also where it means a token id."""
+    """The token id that a string of digits means (a name in JSON is a string); anything else as it is."""
     return int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 11 else token
 
 
 def check(p: Any) -> None:
-    """Raises ValueError that names the field, and says what was expected and what came."""
+    """Raises ValueError for a value out of range, with the field's name, what was expected and what came."""
     for field in FIELDS:  # kinds first: ranges compare fields
         value = getattr(p, field.name)
         if field.kind in (int, float) and not (value is None and field.may_be_none):

@@ -45,7 +45,7 @@ class Rewound(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """From index `start` on, the block table of a slot in a KV group."""
+    """The block table of a slot in a KV group, from index `start` on."""
 
     slot: int
     group: int
@@ -54,8 +54,8 @@ class TableUpdate(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """A slot's share of a step, as `Row` is a request's. While a step runs that verifies drafts of this slot, `start`
-    is what it will be if all of them are right; the worker goes by what is in the slot."""
+    """A slot's share of a step, like `Row` for a request. While an earlier step that verifies drafts of this slot runs,
+    `start` counts all of them as right; the worker goes by what is in the slot."""
 
     slot: int
     start: int
@@ -66,7 +66,7 @@ class StepRow(NamedTuple):
 
     @property
     def length(self) -> int:
-        """As of `Row`."""
+        """The number of tokens computed, with drafts."""
         return self.num_tokens + self.num_drafts
 
 
@@ -74,8 +74,8 @@ class StepRow(NamedTuple):
 class Step:
     """What a worker gets for one step; it takes effect in the order of the fields. Plain values: it can be pickled.
 
-    An opened request keeps its slot, so nothing of it is sent twice, and a step's size does not depend on how long its
-    contexts are.
+    An opened request keeps its slot, so nothing about it is sent twice, and the size of a step does not depend on the
+    length of its contexts.
     """
 
     step_id: int
@@ -87,7 +87,7 @@ class Step:
     transfers: Transfers = field(default_factory=Transfers)
     rows: tuple[StepRow, ...] = ()
     takes_masks: bool = False  # nothing is sampled before `Masks` arrive
-    keeps_up: bool = True  # as of `StepPlan`
+    keeps_up: bool = True  # see `StepPlan`
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class Masks:
     step before, which may still run while this one is submitted."""
 
     step_id: int
-    # Of each row as of `Grammar.allowed`; of one with drafts also behind each draft, one mask behind another. None:
-    # anything.
+    # For each row a mask (see `Grammar.allowed`); for one with drafts also one behind each draft, one after another.
+    # None: anything may be sampled.
     rows: tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back of a step: per row the tokens that were sampled for it (the drafts that were right, and one more),
-    and their log-probabilities if requested."""
+    """What came back of a step. tokens: for each row those that were sampled for it, the drafts that were right and one
+    more; logprobs: if requested. Times in seconds on the engine's clock."""
 
     step_id: int
     tokens: tuple[tuple[int, ...], ...]
@@ -112,15 +112,15 @@ class Reply:
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
-    # {row: (position, reports)}: of the prompt tokens behind this position, which the row computed.
+    # {row: (position, reports)}: reports on the prompt tokens behind this position, which the row computed.
     prompt_logprobs: Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]] = field(default_factory=dict)
-    # {row: (position, values)}: of a slot with pooling "mean" the sum of the hidden states from this position on that
+    # {row: (position, values)}: for a slot with pooling "mean" the sum of the hidden states from this position on that
     # the row computed; with "last" that of the prompt's last token, from the row that computed it. float64, "d".
     pooled: Mapping[int, tuple[int, array[float]]] = field(default_factory=dict)
     transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with
-    # {row: why there is no token for it}: its logits are not numbers. A 0 stands among its tokens.
+    # {row: why there is no token for it}: its logits are not all finite. A 0 stands among its tokens.
     errors: Mapping[int, str] = field(default_factory=dict)
     # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
     layers_moved: Mapping[int, int] = field(default_factory=dict)
     drafting: float = 0.0  # seconds of the step in which a draft model ran
-    broken_drafts: int = 0  # that came of logits which are not numbers
+    broken_drafts: int = 0  # drafts from logits that are not numbers
