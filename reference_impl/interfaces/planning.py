@@ -126,7 +126,7 @@ class Outcome(Protocol):
         ...
 
     def advanced(self, request: Request, samples: bool) -> bool:
-        """Called when a row of the request was submitted. Returns whether to call `collected` when that step is done."""
+        """Called when a row of the request was submitted; returns whether to call `collected` when the step is over."""
         ...
 
     def collected(self, request: Request, output: StepOutput) -> str | None:
