@@ -69,7 +69,7 @@ class Shape(ABC):
     prompt_logprobs: int | None = None  # alternatives to report for each of a prompt's tokens; None: none
     prompts: Sequence[Sequence[int]] = ()
     num_samples: int = 1  # of each prompt
-    acceptance: str = "exact"  # of the engine, as of EngineConfig; another one is lossy, and every answer names it
+    acceptance: str = "exact"  # of the engine, see EngineConfig; another one is lossy, and every answer names it
     id: str = ""
     created: int = 0
     _written: dict[int, int] = field(default_factory=dict)  # per choice, the tokens so far
@@ -89,13 +89,13 @@ class Shape(ABC):
 
     @abstractmethod
     def delta(self, piece: Piece) -> dict[str, Any]:
-        """What a chunk says of one sample."""
+        """One sample's part of a chunk."""
 
     def prompt_of(self, piece: Piece) -> Sequence[int]:
         return self.prompts[piece.index // self.num_samples]
 
     def prompt_report(self, piece: Piece) -> list[dict[int, Any] | None]:
-        """Of each of the prompt's tokens, in vLLM's shape."""
+        """Log-probabilities for each of the prompt's tokens, in vLLM's shape; None for the first token."""
         found: list[dict[int, Any] | None] = [None]
         for report in piece.prompt_logprobs or ():
             top = report.top[: self.prompt_logprobs]
@@ -113,8 +113,8 @@ class Shape(ABC):
         return piece.finish_reason
 
     def _end(self, piece: Piece) -> dict[str, Any]:
-        """How a choice ended, in a chunk of it and in the whole. What OpenAI's answers do not have is there where it
-        says something: which stop string or token it was (vLLM's), and that the cache was full."""
+        """How a choice ended, in a chunk and in a whole answer. Two fields that OpenAI's answers lack are only there
+        where they say something: which stop string or token it was (vLLM's), and that the cache was full."""
         found: dict[str, Any] = {"finish_reason": self._finish_reason(piece)}
         if piece.stop_reason is not None:
             found["stop_reason"] = piece.stop_reason
@@ -123,7 +123,7 @@ class Shape(ABC):
         return found
 
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
-        """Choices of a first chunk, before there is any token."""
+        """The choices of a first chunk, before there is any token."""
         return []
 
     async def whole(self, stream: Stream) -> dict[str, Any]:
@@ -179,12 +179,12 @@ class Shape(ABC):
 
 @dataclass
 class CompletionShape(Shape):
-    """echo: of each prompt the text that comes before its samples; None: nothing does. only_echo: nothing comes behind
-    it: the one token that was computed is left out."""
+    """Completions. echo: for each prompt the text that comes before its samples; None: no echo. only_echo: the answer
+    is the echo alone, and the one token that was computed is left out."""
 
     echo: Sequence[str] | None = None
     only_echo: bool = False
-    skips_special: bool = True  # as of SamplingParams.skip_special_tokens
+    skips_special: bool = True  # see SamplingParams.skip_special_tokens
     _begun: set[int] = field(default_factory=set)  # choices whose prompt was told
     _text_places: dict[int, TextPlaces] = field(default_factory=dict)  # per choice
 
@@ -225,7 +225,7 @@ class CompletionShape(Shape):
         }
 
     def _places_in_prompt(self, piece: Piece) -> list[int]:
-        """Where the first piece of a choice is told; none later."""
+        """The places of the prompt's tokens in the text, for the first piece of a choice; nothing for later ones."""
         if piece.index in self._text_places:
             return []
         places = self._text_places[piece.index] = TextPlaces(self.tokens, self.skips_special)
@@ -234,7 +234,7 @@ class CompletionShape(Shape):
         return places.of_prompt(self.prompt_of(piece), self.echo[piece.index // self.num_samples])
 
     def _top(self, report: TokenLogprobs) -> dict[str, float]:
-        """Where two tokens have one text, the value of the likelier, however many are asked for."""
+        """Log-probabilities by text. Of two tokens with the same text, that of the likelier, so there may be fewer."""
         found: dict[str, float] = {}
         for token, logprob in [*report.top[: self.logprobs], (report.token, report.logprob)]:
             found.setdefault(self.tokens.text(token), logprob)
@@ -243,7 +243,7 @@ class CompletionShape(Shape):
 
 @dataclass
 class ChatShape(Shape):
-    """tool_call_parser: of `PARSERS`; None: the answer is text."""
+    """Chat completions. tool_call_parser: one of `PARSERS`; None: the answer is text."""
 
     tool_call_parser: str | None = None
     _parsers: dict[int, ToolCallParser] = field(default_factory=dict)  # per choice
@@ -299,7 +299,7 @@ class ChatShape(Shape):
         return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
 
     def _finish_reason(self, piece: Piece) -> str | None:
-        """After `_said`."""
+        """The reason, "tool_calls" where a call was found; to be asked after `_said`, which parses the piece."""
         called = piece.index in self._parsers and self._parsers[piece.index].num_calls
         return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 

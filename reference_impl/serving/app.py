@@ -59,10 +59,10 @@ Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """model_name: what clients call the model. api_keys: without any, every client is served.
+    """How a server answers. model_name: what clients call the model. api_keys: without any, every client is served.
 
     max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
-    limits: of a connection. only_host: the name that requests must be addressed to, if not to an IP address or to
+    limits: those of a connection. only_host: the name that requests must be addressed to, if not to an IP address or to
     localhost; None: any. tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json"; None:
     requests with tools are refused.
     """
@@ -133,8 +133,8 @@ class _Server:
         self.tokens = TokenText(self.engine.prompts.tokenizer)
 
     def stop_strangers(self, request: Request) -> Response | None:
-        """Without a valid key and host, the request body is not read. The OpenAPI description says which routes need a
-        key."""
+        """A refusal for a request without a valid host or key, whose body is then not read; else None. The OpenAPI
+        description says which routes need one."""
         host, own = request.headers.get("host", "localhost"), self.config.only_host
         if own is not None and not is_addressed_to(own, host):
             message = f"expected the header Host: an IP address, localhost or {own}, got {host!r}"
@@ -359,7 +359,7 @@ class _Server:
 
 
 def _said_to_be_json(request: Request) -> None:
-    """Any page can make a browser send other content types to this server."""
+    """Refuses a body of another content type than JSON: any page can make a browser send those to this server."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")

@@ -1,4 +1,4 @@
-"""From a request with a conversation to what the chat encoder takes."""
+"""Turns a request with a conversation into what the chat encoder takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_impl.serving.refusals import Refused, check_characters
 
 
 def chat_arguments(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """Those of `ChatEncoder.chat_prompt`. Raises MessageError, and Refused for what no tokenizer can encode."""
+    """The arguments of `ChatEncoder.chat_prompt`. Raises MessageError, or Refused for half characters."""
     given: dict[str, Any] = {
         "messages": [message.plain() for message in body.messages or ()],
         "tools": shown_tools(body.tools or None, body.tool_choice),
@@ -28,7 +28,8 @@ def chat_arguments(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 
 
 def parser_for(body: ChatRequest, parser: str | None) -> str | None:
-    """The parser of tool calls for an answer; None where no tools are shown. Refused where there is none for them."""
+    """The parser of tool calls for an answer; None where no tools are shown. Refused where there is no parser for
+    them."""
     if not shown_tools(body.tools or None, body.tool_choice):
         return None
     if parser is None:

@@ -57,7 +57,8 @@ EVENTS: Message = {
 
 
 class BodyLimit:
-    """ASGI middleware: reads the whole body first, refuses one that is too long. One that does not come: see limits.py.
+    """ASGI middleware that reads the whole body first and refuses one that is too long. Where none comes, see
+    limits.py.
 
     stop: called with a request before its body is read; if it returns an answer, that is sent.
     """
@@ -108,8 +109,8 @@ class BodyLimit:
 def is_addressed_to(own: str, host: str) -> bool:
     """Whether a Host header names this machine: by an IP address, as localhost, or as `own`.
 
-    Against DNS rebinding: to a browser, a page whose name turns into 127.0.0.1 has the origin of what listens there
-    and may read it. Such a page has a name of its own; it cannot have an address or the name localhost.
+    This guards against DNS rebinding: to a browser, a page whose name turns into 127.0.0.1 has the origin of the server
+    that listens there, and may read it. Such a page has a name of its own; it cannot have an address or be localhost.
     """
     try:
         name = urlsplit(f"//{host}").hostname or ""

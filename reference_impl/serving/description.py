@@ -11,7 +11,7 @@ from reference_impl.serving.protocol import TOKEN_ID
 
 
 def describe_for(app: FastAPI, vocab_size: int, max_model_len: int, defaults: Mapping[str, Any]) -> None:
-    """From now on `app.openapi` describes a server of a model of this size. defaults: of its sampling."""
+    """Makes `app.openapi` describe a server of a model of this size. defaults: those of its sampling."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -39,7 +39,7 @@ def describe_for(app: FastAPI, vocab_size: int, max_model_len: int, defaults: Ma
 
 
 def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
-    """Token ids are those that this model has, and as many as fit; the classes of protocol.py depend on no model."""
+    """Bounds token ids by the vocabulary and prompts by the length; the classes of protocol.py depend on no model."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema.pop("exclusiveMaximum", None)

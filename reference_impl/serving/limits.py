@@ -33,10 +33,10 @@ def _descriptors() -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """headers: seconds until a request's headers have come, and without any more of its body; body: until all of the
-    body has come; write: seconds without reading.
+    """How long and for how much a server waits. headers: seconds until a request's headers have come, and without any
+    more of its body; body: seconds until all of the body has come; write: seconds without reading.
 
-    head_bytes: that may come without completing a header block or adding to a body. connections: open at once;
+    head_bytes: bytes that may come without completing a header block or adding to a body. connections: open at once;
     default: what the process's limit of open files leaves, at most 4096.
     """
 
@@ -53,8 +53,8 @@ class ConnectionLimits:
 
 
 class _Parser(httptools.HttpRequestParser):
-    """httptools reads no body after an offer of another protocol, such as Java's client makes with its first request
-    (`Upgrade: h2c`). A server may ignore the offer: the request is read again without it."""
+    """httptools' parser, which reads no body after an offer of another protocol, such as Java's client makes with its
+    first request (`Upgrade: h2c`). A server may ignore the offer: the request is read again without it."""
 
     def __init__(self, protocol: LimitedProtocol):
         super().__init__(protocol)
@@ -125,7 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
-        """True: uvicorn begins no answer to a request that offers an upgrade; `_Parser` reads it again without."""
+        """True, so that uvicorn begins no answer to a request that offers an upgrade; `_Parser` reads it again."""
         return True
 
     def request_without_offer(self) -> bytes:
@@ -164,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _limit(self) -> None:
-        """Begins to wait anew, for what the client owes now."""
+        """Starts the timer for what the client owes now."""
         self._forget()
         if self.pipeline:  # the next request is there; nothing is read until its turn comes
             return
@@ -178,7 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._wait_for_body()
 
     def _wait_for_body(self) -> None:
-        """Until it is too late for all of it, or for the next piece: a piece sets no timer."""
+        """Waits until it is too late for the whole body, or for its next piece. A piece sets no timer of its own."""
         now, whole, pause = self.loop.time(), self._limits.body, self._limits.headers
         if now >= self._began + whole:
             self.end(408, f"the body did not come within {whole:g} s")

@@ -65,7 +65,7 @@ class Message(BaseModel):
         return {n: v for n, v in data.items() if v is not None and not (n in empty and v == [])}
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The message as a dict for chat templates."""
         fields = {**self.__dict__, **(self.model_extra or {})}
         return {name: value for name, value in fields.items() if value is not None}
 

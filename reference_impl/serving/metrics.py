@@ -23,7 +23,7 @@ LAST = 500  # finished requests whose percentiles can be queried
 
 @dataclass(frozen=True)
 class Finished:
-    """A request that has ended, one way or another. arrival and end: seconds on the engine's clock."""
+    """A request that has ended, finished or aborted. arrival and end: seconds on the engine's clock."""
 
     id: str
     reason: str

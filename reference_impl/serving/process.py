@@ -38,7 +38,7 @@ def _packed(message: Any) -> bytes:
 
 
 def _unpacked(connection: socket.socket) -> Any:
-    """The next message, waited for. Raises EOFError where the other end is gone."""
+    """Waits for the next message and returns it. Raises EOFError where the other end is gone."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return pickle.loads(_exactly(connection, length))
 
@@ -130,14 +130,14 @@ class EngineProcess:
 
 
 class _Link:
-    """What a Worker needs, over the socket; where the other end is gone, this process ends."""
+    """The commands and results of a Worker, over the socket; when the other end is gone, this process ends."""
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
         end_with_the_other(connection.fileno())
 
     def get(self, block: bool = True) -> Any:
-        """As `queue.SimpleQueue.get`."""
+        """The next message, with the arguments and errors of `queue.SimpleQueue.get`."""
         if not block and not select.select([self._connection], [], [], 0)[0]:
             raise queue.Empty
         try:

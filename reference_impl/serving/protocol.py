@@ -26,7 +26,7 @@ from reference_impl.serving.messages import Message, Shown
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
-    """JSON has one kind of number, so 5.0 is an integer; true and "5" are not. Looks into lists, and lists of lists."""
+    """Turns 5.0 into 5, also in lists and lists of lists: JSON has one kind of number. true and "5" stay."""
     if isinstance(value, list) and depth:
         return [_whole(item, depth - 1) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -79,12 +79,12 @@ INPUT_SCHEMA = _prompt_schema("Input", MAX_INPUTS)
 
 
 def _without_nulls(data: Any) -> Any:
-    """null means the default, as OpenAI's clients use it."""
+    """The request without fields that are null: OpenAI's clients send null for the default."""
     return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 def _null_is_the_default(schema: dict[str, Any]) -> None:
-    """OpenAI's clients send null for what they leave out, so the description allows it wherever there is a default."""
+    """Allows null in the description wherever there is a default: OpenAI's clients send it for what they leave out."""
     for name, field in schema["properties"].items():
         if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
             told = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
@@ -188,7 +188,8 @@ class _Sampling(BaseModel):
     def sampling(
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, defaults: Mapping[str, Any]
     ) -> SamplingParams:
-        """defaults: the model's, for fields that were not sent; its max_tokens bounds every answer, as in vLLM."""
+        """The sampling parameters of a request. defaults: the model's, for fields that were not sent; its max_tokens
+        bounds every answer, as in vLLM."""
         kept = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
         own = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
         return SamplingParams(

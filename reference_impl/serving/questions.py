@@ -1,5 +1,8 @@
-"""What the event loop may ask of the engine, by name. Answered where the engine runs, between two steps: so all numbers
-of an answer are of one moment, and only the answer, which is small, is sent."""
+"""What the event loop may ask of the engine, by name.
+
+The answer is made where the engine runs, between two steps: so all numbers of an answer are of one moment, and only the
+answer, which is small, is sent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ logger = logging.getLogger("inferlab.serving")
 
 
 class Questions:
-    """engine: one whose trace is a WatchedTrace."""
+    """The answers to questions. engine: one whose trace is a WatchedTrace."""
 
     def __init__(self, engine: Engine):
         if not isinstance(engine.trace, WatchedTrace):
@@ -25,7 +28,7 @@ class Questions:
         self._trace.counts.registry.register(EngineGauges(engine))
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
-        """An answer, or why there is none. A failing question does not end the engine."""
+        """(answer, None), or (None, why there is none). A failing question does not end the engine."""
         try:
             return getattr(self, name)(*arguments), None
         except (ValueError, OSError) as error:
@@ -39,13 +42,13 @@ class Questions:
         return self._trace.counts.text()
 
     def status(self, last: int, ttft: float, tpot: float) -> dict[str, Any]:
-        """What runs; of the last finished requests percentiles, and goodput under objectives (seconds)."""
+        """What runs now, and of the last finished requests percentiles, and goodput under objectives (seconds)."""
         engine, counts = self._engine, self._trace.counts
         finished = status.finished(counts.last[-last:], engine.clock.now(), ttft, tpot)
         return status.snapshot(engine, counts.hit_rate) | finished
 
     def timeline(self, answer: str) -> dict[str, Any]:
-        """What happened to an answer's requests. ValueError where the trace does not have it, or no longer."""
+        """What happened to an answer's requests. Raises ValueError where the trace does not have it, or no longer."""
         try:
             return status.timeline(self._engine, answer)
         except KeyError:
@@ -53,5 +56,5 @@ class Questions:
             raise ValueError(f"no request {answer!r}: {kept}") from None
 
     def write_trace(self, file: str) -> None:
-        """A timeline for ui.perfetto.dev. OSError where it cannot be written."""
+        """Writes a timeline for ui.perfetto.dev. Raises OSError where it cannot be written."""
         write_perfetto(self._trace, Path(file))

@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 def check_characters(text: str, place: str) -> None:
-    r"""JSON can hold half a character ("\ud83d"); no tokenizer can encode it."""
+    r"""Raises Refused for half a character ("\ud83d"), which JSON can hold and no tokenizer can encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -64,7 +64,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
-    """Where the first mistake is, and what was expected; how many more there are."""
+    """A refusal that says where the first mistake is, what was expected there, and how many more mistakes there are."""
     first, *others = error.errors()
     place = [str(part) for part in first["loc"][1:]] or ["body"]
     message = first["msg"].removeprefix("Value error, ")

@@ -19,7 +19,7 @@ RESTART_SECONDS = 5
 
 
 def retry_header(again: bool) -> dict[str, str] | None:
-    """The header that says when to send a request again that the restart of the engine ended, or did not let in."""
+    """The header that says when to send a request again, if the engine's restart ended it or refused it; else None."""
     return {"Retry-After": str(RESTART_SECONDS)} if again else None
 
 
@@ -52,7 +52,7 @@ def as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, A
 
 
 def _not_written(error: Exception) -> dict[str, Any]:
-    """What the client is told when its answer cannot be written, which is no other's concern."""
+    """The error that a client gets when its answer cannot be written; other requests go on."""
     logger.error("an answer cannot be written", exc_info=error)
     return answers.error(f"the answer cannot be written: {type(error).__name__}: {error}", "server_error")
 

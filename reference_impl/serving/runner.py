@@ -36,16 +36,16 @@ class Unavailable(Exception):
 
 
 class Failed(Unavailable):
-    """This request has failed (`Request.error`), and no other."""
+    """This request has failed (`Request.error`); others go on."""
 
 
 class Restarting(Unavailable):
-    """It accepts none now, and may again in some seconds."""
+    """The engine accepts no requests now, and may again in some seconds."""
 
 
 @dataclass
 class Piece:
-    """What one sample got since the last time: text that is certain, and the tokens so far (text may lag behind)."""
+    """What one sample got since its last piece: text that is certain, and tokens (text may lag behind)."""
 
     index: int
     text: str = ""
@@ -53,11 +53,11 @@ class Piece:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     embedding: list[float] | None = None  # of a request with pooling, when it is finished
-    stop_reason: str | int | None = None  # as of `CompletionOutput`
-    cut_by: str | None = None  # as of `RequestOutput`
+    stop_reason: str | int | None = None  # see `CompletionOutput`
+    cut_by: str | None = None  # see `RequestOutput`
     prompt_logprobs: list[TokenLogprobs] | None = None  # in its first piece, of the prompt's second token and the rest
 
-    error: str | None = None  # as of `Request`
+    error: str | None = None  # see `Request`
 
     def add(self, later: Piece) -> None:
         self.text += later.text
@@ -69,7 +69,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a finished answer."""
+    """Numbers of tokens of a finished answer."""
 
     prompt: int
     completion: int
@@ -89,8 +89,8 @@ class Prompts(Protocol):
 
 
 class EngineHost(Protocol):
-    """Where the engine runs. begin: from now on `receive` is called in the event loop with what comes back.
-    acceptance: as of EngineConfig. sampling_defaults: as of LLM."""
+    """The process or thread where the engine runs. begin: from now on `receive` is called in the event loop with what
+    comes back. acceptance: see EngineConfig. sampling_defaults: see LLM."""
 
     prompts: Prompts
     vocab_size: int
@@ -100,17 +100,17 @@ class EngineHost(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """It answers."""
+        """Whether the engine answers."""
         ...
 
     async def begin(self, receive: Callable[[Message], None]) -> None: ...
 
     def send(self, command: Message) -> None:
-        """Does not wait."""
+        """Sends a command, without waiting."""
         ...
 
     async def end(self, seconds: float) -> None:
-        """Waits at most this long for the running step."""
+        """Ends the engine; waits at most this long for the running step."""
         ...
 
 
@@ -136,7 +136,7 @@ class Stream:
         self._wake()
 
     def fail(self, why: Unavailable) -> None:
-        """The stream ends with this exception, after what it has got so far."""
+        """Ends the stream with this exception, after what it has got so far."""
         self._failure = why
         self._wake()
 
@@ -160,7 +160,7 @@ class Stream:
         return pieces
 
     def close(self) -> None:
-        """The caller closes every stream, finished or not; running samples are aborted before the next step."""
+        """Aborts running samples before the next step. The caller closes every stream, finished or not."""
         self._runner.close_stream(self)
 
 
@@ -230,7 +230,7 @@ class Runner:
             self.engine.send(("leave", stream.number))
 
     async def ask(self, name: str, *arguments: Any) -> Any:
-        """What `questions.Questions` answers, between two steps. ValueError where it refuses, Unavailable."""
+        """The answer of `questions.Questions`, between two steps. ValueError where it refuses, Unavailable."""
         return await self._command("ask", next(self._numbers), name, arguments)
 
     async def _command(self, kind: str, number: int, *arguments: Any) -> Any:
@@ -253,14 +253,14 @@ class Runner:
             stream.fail(why)
 
     def _fail_all(self, why: Unavailable) -> None:
-        """Streams and questions that wait for an engine that will not answer."""
+        """Ends all streams and open questions with this error: the engine will not answer them."""
         self._fail_streams(why)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(why)
 
     def metrics(self) -> bytes:
-        """Of the server without its engine, in Prometheus' text format."""
+        """What is known without the engine, in Prometheus' text format: restarts, and whether it is up."""
         return (
             "# HELP inferlab:engine_restarts_total Times that a lost engine was started again\n"
             "# TYPE inferlab:engine_restarts_total counter\n"

@@ -1,4 +1,4 @@
-"""Starts the server, and ends it: new requests are refused, running ones get some seconds to finish."""
+"""Starts the server and ends it: new requests are refused, and running ones get some seconds to finish."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ TRACE_SECONDS = 30.0  # for the timeline at the end
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which on shutdown waits for open connections; the runner is stopped at once, so they end in time."""
+    """uvicorn, which waits on shutdown for open connections. The runner refuses new requests at once, and ends the
+    streams that remain after `seconds`."""
 
     def __init__(self, config: uvicorn.Config, runner: Runner, seconds: float):
         super().__init__(config)
@@ -47,7 +48,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled in the event loop, where streams may be touched; a thread gets none."""
+        """Handles signals in the event loop, where streams may be touched. Only the main thread gets signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -125,15 +126,15 @@ class ModelServer:
             self.failure = f"the timeline could not be written: {error}"
 
     def run(self) -> None:
-        """Until `stop`, or in the main thread SIGINT or SIGTERM; in an event loop of its own (uvloop's, if there)."""
+        """Serves until `stop`, or in the main thread SIGINT or SIGTERM, in its own event loop (uvloop's, if there)."""
         self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """From any thread; open connections get the time to finish."""
+        """Ends the server; may be called in any thread. Open connections get the time to finish."""
         self._server.should_exit = True
 
     def serve(self) -> None:
-        """Prints its address, and runs."""
+        """Prints the server's address, and runs."""
         print(f"{self.url}/v1 serves; {self.url}/status shows what the engine does; Ctrl-C ends it", flush=True)
         self.run()
 
@@ -155,10 +156,10 @@ def make(
     restarts: Restarts | None = None,
     **engine_options: Any,
 ) -> ModelServer:
-    """Loads the model in a process of its own. ValueError, OSError for what is wrong with it, the options, the address.
+    """Loads the model in a process of its own. Raises ValueError or OSError where model, options or address are wrong.
 
-    chat_template: a file that stands for the folder's own. restarts: of that process, see Restarts for the default.
-    Other options: see ServerConfig, ModelServer, EngineConfig.
+    chat_template: a file used in place of the folder's own. restarts: those of that process, see Restarts for the
+    default. Other options: see ServerConfig, ModelServer, EngineConfig.
     """
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)

@@ -92,7 +92,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 def timeline(engine: Engine, answer: str) -> dict[str, Any]:
     """What happened to the requests of an answer (one per prompt and sample), or to one of them, by its id.
 
-    Times are seconds from the request's arrival. KeyError where the trace does not have it, or no longer.
+    Times are seconds from the request's arrival. Raises KeyError where the trace does not have it, or no longer.
     """
     trace, now, epoch = engine.trace, engine.clock.now(), _epoch(engine.clock)
     ids = [i for i in trace.request_ids() if i == answer or i.startswith((f"{answer}-", f"{answer}/"))]
@@ -102,7 +102,7 @@ def timeline(engine: Engine, answer: str) -> dict[str, Any]:
 
 
 def _epoch(clock: Clock) -> float:
-    """Seconds since 1970 at 0 of the engine's clock: of some readings the one with the least time between both."""
+    """Seconds since 1970 when the engine's clock was 0. From the quickest of some pairs of readings."""
     readings = [(clock.now(), time.time(), clock.now()) for _ in range(5)]
     before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
     return wall - (before + after) / 2

@@ -1,4 +1,4 @@
-"""The engine's process, started again when it ends or a step raises: some times within some time, then no more.
+"""The engine's process, started again when it ends or a step raises, but only a few times within some minutes.
 
 What it held is lost: streams end with an error, and requests that come meanwhile are answered with 503, until the new
 process is ready. Tries are few, since what ends an engine may be a request that its client sends again.
@@ -24,8 +24,8 @@ logger = logging.getLogger("inferlab.serving")
 
 @dataclass(frozen=True)
 class Restarts:
-    """tries: within `seconds`, counted from the first of them. wait: seconds before the first try; before each further
-    one in that time twice as many as before the last."""
+    """How often an engine is started again. tries: within `seconds`, counted from the first of them. wait: seconds
+    before the first try; before each further one in that time twice as many as before the last."""
 
     tries: int = 3
     seconds: float = 300.0
@@ -33,7 +33,7 @@ class Restarts:
 
 
 class SupervisedEngine:
-    """An `EngineHost`: an `EngineProcess` and its successors. make, prompts: see there; so are errors of the first."""
+    """An `EngineHost`: an `EngineProcess` and its successors. make, prompts, errors of the first: see there."""
 
     def __init__(self, make: Callable[[], LLM], prompts: Prompts, restarts: Restarts):
         self._make, self.prompts, self.restarts = make, prompts, restarts
@@ -45,7 +45,7 @@ class SupervisedEngine:
 
     @property
     def pid(self) -> int:
-        """Of the present process."""
+        """The process id of the present engine."""
         return self._engine.pid
 
     @property
@@ -76,7 +76,7 @@ class SupervisedEngine:
             self._receive(message)
 
     def _next_try(self, why: str) -> int:
-        """Its number, from 1, which is told; 0 where there were enough."""
+        """The number of the next try, from 1, after reporting it; 0 where there were enough."""
         now, most = asyncio.get_running_loop().time(), self.restarts.tries
         self._began = [began for began in self._began if began > now - self.restarts.seconds]
         if len(self._began) >= most:

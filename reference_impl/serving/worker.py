@@ -28,7 +28,7 @@ TRACE_EVENTS = 20_000  # that a server keeps
 
 
 def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
-    """An LLM whose trace is counted. ValueError, OSError for what is wrong with the folder or the options."""
+    """Loads an LLM with a WatchedTrace. Raises ValueError or OSError where the folder or the options are wrong."""
     from reference_impl.assembly.llm import LLM  # and with it torch, which the process of the event loop does without
 
     llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
@@ -39,7 +39,7 @@ def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
 
 
 def freeze() -> None:
-    """What exists now stays for the life of the process: the garbage collector need not scan it again and again, which
+    """Keeps what exists now for the life of the process: the garbage collector need not scan it again and again, which
     takes a tenth of a second each time."""
     gc.collect()
     gc.freeze()
@@ -47,7 +47,7 @@ def freeze() -> None:
 
 class Commands(Protocol):
     def get(self, block: bool) -> Message | None:
-        """The next one; None: the end. Raises queue.Empty where there is none and `block` is false."""
+        """The next command; None: the end. Raises queue.Empty where there is none and `block` is false."""
         ...
 
 
@@ -60,7 +60,7 @@ class _Sample:
     sent: int = 0  # tokens
 
     def news(self) -> Message | None:
-        """The number of the stream and the fields of a `Piece`, where there is something new."""
+        """The number of the stream and the fields of a `Piece`; None where there is nothing new."""
         request = self.generation.request
         prompt = None
         if not self.sent and (first := self.first.request).sampling.prompt_logprobs is not None:
@@ -125,7 +125,8 @@ class Worker:
         sampling: SamplingParams,
         options: dict[str, Any],
     ) -> str | None:
-        """Why the engine refuses, if it does; what was started before is aborted when the stream is closed."""
+        """Starts a request's samples. Returns why the engine refuses, or None; samples that were started before a
+        refusal are aborted when the stream is closed."""
         if self._failed:
             return "the engine has failed"
         firsts = self._streams[number] = []
@@ -177,7 +178,7 @@ def _usage(firsts: Sequence[Generation]) -> tuple[int, int, int]:
 
 
 class EngineThread:
-    """The engine in a thread beside the event loop. They share one interpreter lock, so each waits for the other:
+    """The engine in a thread beside the event loop. They share one interpreter lock, so each waits for the other. It is
     for tests and notebooks, which can look at the engine while it serves."""
 
     def __init__(self, llm: LLM):
