@@ -1,4 +1,4 @@
-"""From measured steps to a cost model, with its error on steps that were not fitted."""
+"""Fits a cost model to measured steps, with its error on steps that were not fitted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def fit(
     measured: Sequence[Measured], bytes_per_token: float, longest: int, stamp: dict[str, Any] | None = None
 ) -> CalibratedCost:
-    """Fits on two of three measurements and reports the error on the third. ValueError with fewer than 24."""
+    """Fits to two of three measurements and reports the error on the third. Raises ValueError for fewer than 24."""
     if len(measured) < 24:
         raise ValueError(f"expected at least 24 measured steps for 7 coefficients and an error, got {len(measured)}")
     inputs = np.array([features(m.shape.new_tokens, m.shape.past_tokens) for m in measured], dtype=float)

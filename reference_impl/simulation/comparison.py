@@ -1,8 +1,8 @@
 """The simulator beside the real engine: the same requests, arriving before the same steps.
 
-If arrivals were given in seconds, one step that took longer than predicted would change the next batch, and
-two runs of the real engine would not agree with each other. Given by step, both engines must make the same plans, row
-by row; what is left to compare is the seconds of each step.
+If arrivals were given in seconds, one step that took longer than predicted would change the next batch, and two runs of
+the real engine would not agree with each other. With arrivals given by step, both engines must make the same plans, row
+by row, and only the seconds of each step are left to compare.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ByStep:
 
 @dataclass(frozen=True)
 class Step:
-    """rows, admitted, preempted: what was planned. seconds: of this step alone."""
+    """A step of a run. rows, admitted, preempted: its plan. seconds: of this step alone."""
 
     rows: tuple[Row, ...]
     admitted: tuple[tuple[str, int], ...]
@@ -55,9 +55,9 @@ def by_step(requests: Iterable[WorkloadRequest], seconds_per_step: float) -> lis
 def shrunk(
     requests: Iterable[WorkloadRequest], longest_prompt: int, longest_output: int, outputs: float = 1.0
 ) -> list[WorkloadRequest]:
-    """Cut to what a small model holds: the ends of longer prompts go, so what was shared at the start still is.
+    """The requests, cut to what a small model holds. Longer prompts lose their ends and share their starts.
 
-    outputs: a factor on their lengths before they are cut.
+    outputs: a factor on the lengths of outputs before they are cut.
     """
     found = []
     for request in requests:
@@ -69,8 +69,8 @@ def shrunk(
 
 
 def serve(engine: Engine, arrivals: Sequence[ByStep], tokens: Any, on_clock: bool) -> list[Step]:
-    """Serves the arrivals to the end. tokens: makes the prompt of a request. on_clock: seconds are the engine's own
-    (its clock is virtual); otherwise those that `Engine.step` takes.
+    """Serves the arrivals to the end and returns the steps. tokens: makes the prompt of a request. on_clock: seconds
+    are the engine's own (its clock is virtual); otherwise those that `Engine.step` takes.
 
     A request that follows another arrives before the first step after that one's last; pauses take no steps.
     """
@@ -104,7 +104,7 @@ def serve(engine: Engine, arrivals: Sequence[ByStep], tokens: Any, on_clock: boo
 
 
 def simulated_steps(arrivals: Sequence[ByStep], cost: StepCost, config: EngineConfig, longest: int) -> list[Step]:
-    """longest: positions of the model that the cost replaces."""
+    """The steps of the simulator. longest: positions of the model that the cost replaces."""
     gpu, nothing = SimulatedGPU(cost, block_size=config.block_size), object()
     parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
     engine = Engine(hollow_model(VOCAB_SIZE, longest, cost.bytes_per_token), config, parts)
@@ -112,7 +112,7 @@ def simulated_steps(arrivals: Sequence[ByStep], cost: StepCost, config: EngineCo
 
 
 def real_steps(model: Decoder, arrivals: Sequence[ByStep], config: EngineConfig) -> list[Step]:
-    """RuntimeError where torch has several threads (see measure.py)."""
+    """The steps of the real engine. Raises RuntimeError where torch has several threads (see measure.py)."""
     one_thread()
 
     def tokens(request: WorkloadRequest) -> list[int]:
@@ -130,9 +130,9 @@ def same_plans(a: Sequence[Step], b: Sequence[Step]) -> int | None:
 
 
 def compare(simulated: Sequence[Step], runs: Sequence[Sequence[Step]]) -> dict[str, Any]:
-    """One simulated run beside several real ones of the same arrivals. RuntimeError if their plans differ.
+    """One simulated run beside several real ones of the same arrivals. Raises RuntimeError if their plans differ.
 
-    Of each step, the shortest of its runs is compared with the prediction: the same step, with the least disturbance.
+    For each step, the shortest of its runs is compared with the prediction: the same step, with the least disturbance.
     """
     for number, run in enumerate(runs):
         if (step := same_plans(simulated, run)) is not None:

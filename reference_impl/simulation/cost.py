@@ -1,7 +1,7 @@
 """What a step costs: by the formulas of `theory.deployment`, or as it was measured on a machine.
 
 Both describe a batch only by sums over its rows. A step in which all rows decode is then described by two numbers, the
-rows and the tokens they have in the cache (`decode_seconds`), which is what lets a replica leap (see replica.py).
+rows and the tokens they have in the cache (`decode_seconds`). This lets a replica leap (see replica.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SummedCost(StepCost, Protocol):
     """A cost that sees sums over rows only."""
 
     def decode_seconds(self, num_rows: int, past_tokens: int) -> float:
-        """step_seconds of `num_rows` rows of one token with `past_tokens` in the cache, all together."""
+        """`step_seconds` of `num_rows` rows of one token each, with `past_tokens` in the cache, all together."""
         ...
 
 
@@ -35,7 +35,7 @@ class BoundedCost(Protocol):
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence."""
+        """The longest length, in tokens."""
         ...
 
 
@@ -125,7 +125,7 @@ class CalibratedCost:
 
     @classmethod
     def load(cls, file: Path) -> CalibratedCost:
-        """ValueError that names the file and the fields if it holds something else."""
+        """The cost in a file. Raises ValueError, which names the file and the fields, if it holds something else."""
         raw = json.loads(file.read_text("utf-8"))
         known = {f.name for f in fields(cls)}
         if not isinstance(raw, dict) or set(raw) != known:
@@ -152,8 +152,8 @@ def features(new_tokens: Sequence[int], past_tokens: Sequence[int]) -> tuple[int
 def least_relative_squares(inputs: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Coefficients >= 0 that make the sum of ((inputs @ coefficients - seconds) / seconds)^2 small.
 
-    Relative, because a step of 5 ms matters as much as one of 100. No part takes negative time, so negative
-    coefficients are dropped and the rest fitted again; simple, and not always the best fit under that condition.
+    Errors are relative, because a step of 5 ms matters as much as one of 100. No part takes negative time, so negative
+    coefficients are dropped and the rest fitted again. Simple, but not always the best fit.
     """
     inputs = inputs / seconds[:, None]
     kept = list(range(inputs.shape[1]))

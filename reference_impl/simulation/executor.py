@@ -3,9 +3,8 @@
 The scheduler, the blocks and the trace are the engine's own, so the order of events is real. The times are the cost
 model's: the floors of `theory.deployment` for a stated MFU and MBU, or what was measured (`simulation.cost`), plus the
 moves between device and host; launches and the host's work are left out of the floors unless you add them. The tokens
-mean nothing: every request writes the same one until the given length is reached, but for the samples of one prompt.
-Where they are drawn they differ, and a prefix cache must not take one for the other. Drafts are right as often as is
-stated.
+mean nothing: every request writes the same one until the given length is reached. Only the samples of one prompt differ
+where they are drawn, since a prefix cache must not take one for the other. Drafts are right as often as is stated.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class StepCost(Protocol):
 
     @property
     def bytes_per_token(self) -> float:
-        """Of keys and values, all layers."""
+        """Bytes of keys and values per token, all layers."""
         ...
 
     def step_seconds(self, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> float:
-        """One forward pass; per row, tokens computed and tokens already in the cache."""
+        """Seconds of one forward pass; per row, tokens computed and tokens already in the cache."""
         ...
 
 
@@ -112,7 +111,7 @@ class SimulatedGPU:
         return end
 
     def _with_drafts(self, row: StepRow) -> tuple[int, ...]:
-        """As many drafts as are right, and one token more; nothing behind the end."""
+        """The row's tokens: as many drafts as are right, and one token more; nothing after the end."""
         num = 1
         while num <= row.num_drafts and self._random.random() < self.acceptance:
             num += 1
@@ -145,7 +144,7 @@ def weightless(deployment: Deployment, longest: int = 131_072) -> Any:
 
 
 def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
-    """The same without a particular model. It does not need torch, which takes more memory than a simulation.
+    """Like `weightless`, without a particular model. It does not need torch, which takes more memory than a simulation.
 
     bytes_per_token: of keys and values. One head has them all, so that a budget in bytes (kv_cache_bytes, swap_bytes)
     pays for as many blocks as it does for the model that is left out.

@@ -22,11 +22,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Result:
-    """Many requests together; per request in the order in which they finished. Seconds; tpot is NaN for a single token.
+    """Figures of many requests together; per request in the order in which they finished. Seconds; tpot: NaN for one
+    token.
 
     began, ended: first arrival and last end. busy_seconds: of all steps; request_steps: rows of all steps.
-    waiting_seconds, running_seconds: of all requests, counted step by step as the scheduler saw its queue.
-    refused: too long for the engine ever to serve; no other figure includes them.
+    waiting_seconds, running_seconds: of all requests, counted step by step as the scheduler saw its queue. refused:
+    requests too long for the engine ever to serve; no other figure includes them.
     """
 
     arrival: Floats = field(default_factory=lambda: np.empty(0))
@@ -72,7 +73,7 @@ class Result:
         return seconds / self.duration if self.duration else 0.0
 
     def attainment(self, ttft: float, tpot: float) -> float:
-        """Share of requests that met both objectives, as `metrics.WorkloadMetrics.attainment`."""
+        """Share of requests that met both objectives, defined as in `metrics.WorkloadMetrics.attainment`."""
         if not self.num_requests:
             raise ValueError("expected at least one request, got none: the share of nothing is not defined")
         return float(np.mean(self._meets(ttft, tpot)))
@@ -95,7 +96,7 @@ class Result:
 
     @classmethod
     def fold(cls, results: Iterable[Result]) -> Result:
-        """Several replicas as one system."""
+        """The result of several replicas as one system."""
         parts = list(results) or [cls()]
         arrays: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in _PER_REQUEST}
         sums: dict[str, Any] = {n: sum(getattr(p, n) for p in parts) for n in _SUMS}
@@ -121,7 +122,7 @@ class _Open:
 
 
 class Ledger(Trace):
-    """Pass it as `Parts(trace=...)`. It keeps no events, so steps and token times cannot be read from it."""
+    """A trace for `Parts(trace=...)`. It keeps no events, so steps and token times cannot be read from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,8 @@ class Ledger(Trace):
             self._arrive(event)
 
     def leap(self, num_steps: int, num_rows: int, num_waiting: int, started_at: float, finished_at: float) -> None:
-        """num_steps steps one after another, in which the same rows got a token each and nothing else happened."""
+        """Books num_steps steps one after another, in which the same rows got a token each and nothing else
+        happened."""
         total = self._total
         total.num_steps += num_steps
         total.request_steps += num_steps * num_rows

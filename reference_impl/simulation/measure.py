@@ -35,7 +35,7 @@ NUM_STEPS = 3  # of each batch and round; a decode grows by a token from step to
 
 @dataclass(frozen=True)
 class Shape:
-    """One step: per row, tokens computed and tokens already in the cache."""
+    """The shape of a step: per row, tokens computed and tokens already in the cache."""
 
     new_tokens: tuple[int, ...]
     past_tokens: tuple[int, ...]
@@ -118,8 +118,8 @@ def random_shapes(
 def measure(
     model: Decoder, shapes: Sequence[Shape], config: EngineConfig | None = None, rounds: int = 3
 ) -> list[Measured]:
-    """Every shape in every round, so that disturbances hit all alike; of each shape the least time, which was disturbed
-    least. RuntimeError where torch has several threads."""
+    """Times every shape in every round, so that disturbances hit all alike, and keeps the least time of each shape,
+    which was disturbed least. Raises RuntimeError where torch has several threads."""
     one_thread()
     config = config or EngineConfig()
     most = max(config.max_num_seqs, *(len(shape.new_tokens) for shape in shapes))
@@ -153,7 +153,7 @@ class _Bench:
         self.scheduler: Any = self.engine.scheduler
 
     def seconds(self, shape: Shape) -> list[float]:
-        """Brings the engine to just before a step of this shape, and times it. Decodes are timed a few times."""
+        """Brings the engine to just before a step of this shape, and times it; decodes are timed a few times."""
         engine, scheduler = self.engine, self.scheduler
         rng = random.Random(0)
 

@@ -25,7 +25,7 @@ class Prompts:
         self._num_tails = 16
 
     def tokens(self, request: WorkloadRequest) -> list[int]:
-        """ValueError if the pages are not those of a prompt of that length."""
+        """The prompt of a request. Raises ValueError if its pages are not those of a prompt of that length."""
         rest = request.num_prompt_tokens - PAGE_TOKENS * len(request.pages)
         if not 0 <= rest < PAGE_TOKENS:
             raise ValueError(
@@ -38,7 +38,7 @@ class Prompts:
 
 
 class PromptIndex(HashIndex):
-    """The engine's prefix cache, with names in place of digests: these tokens need not be hashed.
+    """The engine's prefix cache with names in place of digests: these tokens need not be hashed.
 
     A page identifies everything before it, a tail belongs to one request, and after either every request writes WORD.
     So the last token other than WORD, and where the block ends, identify the contents of the block and of those before.

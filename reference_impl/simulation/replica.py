@@ -36,10 +36,10 @@ def _sampling(num_output_tokens: int) -> SamplingParams:
 
 
 class Replica:
-    """cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None: what a
-    Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
+    """One replica. cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None:
+    what a Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
     host_seconds: added to every step. ended: called with the id of every request that finishes, and when. acceptance,
-    draft_seconds, keep_up_seconds: of drafts, if config.num_drafts > 0, see `SimulatedGPU`; such a replica does not
+    draft_seconds, keep_up_seconds: see `SimulatedGPU`; they are for config.num_drafts > 0; such a replica does not
     leap.
     """
 
@@ -85,7 +85,7 @@ class Replica:
         self._began = 0.0  # of the last step that was begun
 
     def offer(self, request: WorkloadRequest, arrival: float) -> None:
-        """It will arrive at `arrival`. ValueError if the replica has run beyond that."""
+        """Offers a request that will arrive at `arrival`. Raises ValueError if the replica has run beyond that."""
         if arrival < self._began:
             raise ValueError(
                 f"request {request.id!r} arrives at {arrival:.6f} s, and the replica has run to {self._began:.6f} s: a "
@@ -102,7 +102,7 @@ class Replica:
         return max(self.gpu.time, self._coming[0][0]) if self._coming else math.inf
 
     def run(self, until: float = math.inf) -> None:
-        """Every step that begins before `until`; all arrivals before that must have been offered."""
+        """Runs every step that begins before `until`; all arrivals before that must have been offered."""
         while (begins := self.next_time) < until:
             self.gpu.time = self._began = begins
             while self._coming and self._coming[0][0] <= begins:
@@ -115,7 +115,7 @@ class Replica:
         return self.ledger.result()
 
     def _add(self, request: WorkloadRequest, arrival: float) -> None:
-        """Stamped with its own arrival, not with the time at which the engine looks again."""
+        """Gives the engine a request with its own time of arrival, not the time at which the engine looks again."""
         if request.num_prompt_tokens >= self._longest:  # the engine would refuse it
             self.ledger.refuse()
             if self._ended is not None:
@@ -152,8 +152,8 @@ class Replica:
         )
 
     def _leap(self, decode_seconds: Callable[[int, int], float], until: float) -> None:
-        """All steps that begin before `until`, and before the one in which a request ends, while free blocks last:
-        taking one from the prefix cache is a decision."""
+        """Runs all steps that begin before `until` and before the one in which a request ends, while free blocks last.
+        Taking a block from the prefix cache is a decision, and so is left to a single step."""
         running, gpu = self._scheduler.running, self.gpu
         num_rows = len(running)
         if not 0 < num_rows <= self._scheduler.max_num_batched_tokens:
@@ -199,7 +199,7 @@ class Replica:
 
 
 def num_blocks(cost: StepCost, config: EngineConfig) -> int:
-    """Blocks of a replica's cache, as the engine would count them on the machine that the cost describes."""
+    """The blocks of a replica's cache, counted as the engine would on the machine that the cost describes."""
     if config.num_blocks is not None:
         return config.num_blocks
     if isinstance(cost, Roofline):

@@ -83,7 +83,7 @@ def simulate(
     policy: Callable[[], Policy] | None = None,
     host_seconds: float = 0.0,
 ) -> Result:
-    """One replica, in this process."""
+    """The result of one replica, in this process."""
     [result] = simulate_replicas(requests, 1, cost, 1, "round_robin", config, policy, host_seconds)
     return result
 
@@ -111,9 +111,9 @@ def _routed(
 class _Worker:
     """A share of the replicas, and their requests in the order of the stream.
 
-    A replica runs up to an arrival when it gets it, and until the end when the stream has ended. Of a closed loop the
-    stream does not say when to run: the worker reads on until it holds many that wait for others, and then runs the
-    replica that is furthest behind; when a request ends whose follower has not been read, it reads on.
+    A replica runs up to an arrival when it gets it, and until the end when the stream has ended. In a closed loop the
+    stream does not say when to run: the worker reads on until it holds many requests that wait for others, and then
+    runs the replica that is furthest behind. When a request ends whose follower has not been read, it reads on.
     """
 
     def __init__(self, setup: Setup, names: Iterable[int], stream: Iterator[tuple[int, WorkloadRequest]]):
@@ -133,7 +133,7 @@ class _Worker:
         return Replica(setup.cost, setup.config, policy, setup.host_seconds, ended)
 
     def run(self) -> Iterator[Result]:
-        """One after another, when all have ended."""
+        """Yields the replicas' results one after another, when all have ended."""
         while self._read():
             while self.num_held >= HELD and not self.at_end:
                 self._advance()
@@ -145,7 +145,7 @@ class _Worker:
             yield self.replicas.pop(next(iter(self.replicas))).result()
 
     def _advance(self) -> None:
-        """The replica that is furthest behind runs for a second, so that fewer requests have to be held."""
+        """Runs the replica that is furthest behind for a second, so that fewer requests have to be held."""
         behind = min(self.replicas.values(), key=lambda replica: replica.next_time)
         if behind.next_time == math.inf:
             raise ValueError(f"{self.num_held:,} requests wait for others, and none of those is under way")
@@ -157,7 +157,7 @@ class _Worker:
         self.inside = False
 
     def _read(self) -> bool:
-        """The next request, to its replica; False at the end of the stream."""
+        """Gives the next request to its replica; False at the end of the stream."""
         item = next(self.stream, None)
         if item is None:
             self.at_end = True
@@ -195,7 +195,7 @@ class _Worker:
 def _in_processes(
     setup: Setup, replicas: int, processes: int, routed: Iterator[tuple[int, WorkloadRequest]]
 ) -> list[Result]:
-    """Replica r belongs to process r % processes."""
+    """The results of all replicas; replica r belongs to process r % processes."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads can hang
     pipes: list[multiprocessing.connection.Connection] = []
     workers = []
@@ -248,7 +248,7 @@ def _receive(pipe: multiprocessing.connection.Connection) -> Result:
 
 
 def _serve(pipe: multiprocessing.connection.Connection, setup: Setup, names: Iterable[int]) -> None:
-    """A worker process: chunks of requests until None, then its results one by one, or what went wrong."""
+    """A worker process: reads chunks of requests until None, then sends its results one by one, or what went wrong."""
     gc.set_threshold(100_000, 20, 100)  # nothing here lies in cycles: looking for them took a fifth of the time
     try:
         for result in _Worker(setup, names, _chunks(pipe)).run():

@@ -22,13 +22,13 @@ PAGES = 1 << 18  # that the prefix router remembers, and at most twice as many: 
 
 
 def round_robin(replicas: int) -> Router:
-    """In turn."""
+    """Routes to the replicas in turn."""
     numbers = count()
     return lambda request: next(numbers) % replicas
 
 
 def least_tokens(replicas: int) -> Router:
-    """Where the fewest prompt tokens went in the last RECENT seconds."""
+    """Routes to the replica that got the fewest prompt tokens in the last RECENT seconds."""
     load = _Load(replicas)
 
     def choose(request: WorkloadRequest) -> int:
@@ -41,12 +41,12 @@ def least_tokens(replicas: int) -> Router:
 
 
 def prefix(replicas: int) -> Router:
-    """Where the longest beginning of the prompt was sent last, or else where the least load is.
+    """Routes to where the longest beginning of the prompt was sent last, or else to the least load.
 
     Load: prompt tokens of the last RECENT seconds; those that had to be computed, as far as the router knows, count
     COMPUTED times. (If cached ones weighed nothing, one replica would get ever more of them and evict.) A replica that
-    would come above BOUND times the mean is passed over, as in consistent hashing with bounded loads (Mirrokni,
-    Thorup and Zadimoghaddam, SODA 2018): a popular prefix then gets a second home.
+    would come above BOUND times the mean is passed over, as in consistent hashing with bounded loads (Mirrokni, Thorup
+    and Zadimoghaddam, SODA 2018): a popular prefix then gets a second home.
     """
     load = _Load(replicas)
     homes: dict[int, int] = {}  # page -> replica; a page stands for everything before it
@@ -78,7 +78,7 @@ def prefix(replicas: int) -> Router:
 
 
 class _Load:
-    """of: tokens that were sent to each replica in the last RECENT seconds."""
+    """What was sent lately. of: tokens that were sent to each replica in the last RECENT seconds."""
 
     def __init__(self, replicas: int):
         self.of, self.total = [0] * replicas, 0

@@ -31,7 +31,7 @@ class Process(BaseModel):
 
 
 class Open(Process):
-    """rate: mean requests per second."""
+    """Arrivals that do not wait for answers. rate: mean requests per second."""
 
     rate: Positive
 
@@ -54,10 +54,10 @@ class Poisson(Open):
 
 
 class Bursty(Open):
-    """Gamma gaps. cv: their standard deviation over their mean; the shape is 1 / cv^2.
+    """Arrivals with gamma gaps. cv: their standard deviation over their mean; the shape is 1 / cv^2.
 
-    1 is Poisson, above it requests come in clusters with pauses between. vLLM's `burstiness` is this shape: 0.25 is
-    cv 2. Gaps are independent: nothing is remembered from cluster to cluster.
+    At 1 the process is Poisson; above it requests come in clusters with pauses between. vLLM's `burstiness` is this
+    shape: 0.25 is cv 2. Gaps are independent: nothing is remembered from cluster to cluster.
     """
 
     process: Literal["bursty"] = "bursty"
@@ -154,7 +154,7 @@ def choose(
 
 
 def _times(gaps: Callable[[np.random.Generator], Floats], rng: np.random.Generator) -> Iterator[int]:
-    """gaps: the seconds between the next BLOCK arrivals, independent of those before."""
+    """Times of arrival in microseconds. gaps: seconds between the next BLOCK arrivals, independent of those before."""
     now = 0
     while True:
         times = now + np.cumsum(np.floor(gaps(rng) * 1e6 + 0.5).astype(np.int64))

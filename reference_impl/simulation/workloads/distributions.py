@@ -67,7 +67,7 @@ class Documented(BaseModel):
 
 
 class Drawn(Documented):
-    """min, max: values beyond them are set to them, not drawn again."""
+    """A distribution. min, max: values beyond them are set to them, not drawn again."""
 
     min: NotNegative = 0.0
     max: Positive | None = None
@@ -84,11 +84,11 @@ class Drawn(Documented):
 
     @abstractmethod
     def _sample(self, rng: np.random.Generator, num: int) -> Floats:
-        """Before min and max."""
+        """`num` values before min and max apply."""
 
     @abstractmethod
     def mean(self) -> float:
-        """Before min, max and rounding."""
+        """The mean before min, max and rounding apply."""
 
 
 class Constant(Drawn):
@@ -128,7 +128,7 @@ class Exponential(Drawn):
 
 
 class Geometric(Drawn):
-    """1, 2, 3, ...: after each there is another with probability 1 - 1 / mean."""
+    """The numbers 1, 2, 3, ...: after each there is another with probability 1 - 1 / mean."""
 
     distribution: Literal["geometric"]
     mean_value: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(alias="mean")

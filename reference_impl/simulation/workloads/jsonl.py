@@ -31,11 +31,11 @@ def write_jsonl(path: str | Path, requests: Iterable[WorkloadRequest]) -> int:
 
 
 def read_jsonl(path: str | Path) -> Iterator[WorkloadRequest]:
-    """The requests of a file, read one by one as they are needed. WorkloadError: file:line: field: what was expected.
+    """The requests of a file, read as they are needed. Raises WorkloadError: file:line: field: what was expected.
 
-    Checked: names, types, ranges, as many pages as the prompt has, and arrivals that never decrease (of requests that
-    follow no other). Also that a request's id is not one of the last KEPT ids, and that `after` is: equal ids further
-    apart are not found, and a request that follows one further back is rejected.
+    Checked: names, types, ranges, as many pages as the prompt has, and arrivals that never decrease (among requests
+    that follow no other). Also that a request's id is not one of the last KEPT ids, and that `after` is: equal ids
+    further apart are not found, and a request that follows one further back is rejected.
     """
     last = 0.0
     lines: Recent[int] = Recent(KEPT)

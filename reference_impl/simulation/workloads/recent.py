@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """values: of the last `most` ids that were put in."""
+    """The last ids and their values. values: of the last `most` ids that were put in."""
 
     def __init__(self, most: int):
         self.values: dict[str, T] = {}

@@ -11,12 +11,12 @@ PAGE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """arrival: seconds from the start of the stream; 0.0 where a closed loop decides (see `after`).
+    """A request. arrival: seconds from the start of the stream; 0.0 where a closed loop decides (see `after`).
 
     pages: a 64-bit hash for each full page of PAGE_TOKENS prompt tokens, chained: equal hash at the same place means
     equal text from the start up to the end of that page. Unique text gets unique hashes.
     session: a conversation or an agent's run; "" where the workload has none. tenant: whose system prompt comes first.
-    after: closed loop: to be sent only when this request has finished, plus `think` seconds.
+    after: in a closed loop, the request that must finish first; then this one is sent after `think` seconds.
     images: how many; their tokens are part of num_prompt_tokens.
     """
 

@@ -1,7 +1,7 @@
-"""Sessions of a workload, drawn one after another: all lengths and pauses of a session when it begins.
+"""Sessions of a workload, drawn one after another. All lengths and pauses of a session are drawn when it begins.
 
-So session 17 is the same under every arrival process. What sessions share belongs to the workload, not to the seed:
-two seeds are other users of the same service, with the same system prompts and documents.
+So session 17 is the same under every arrival process. What sessions share belongs to the workload, not to the seed: two
+seeds are other users of the same service, with the same system prompts and documents.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Draws:
 
 
 def whole(distribution: Drawn, least: int, unit: float = 1.0) -> Callable[[np.random.Generator, int], list[int]]:
-    """Samples in integers of 1 / unit, rounded half up, at least `least`."""
+    """Draws samples as integers in units of 1 / unit, rounded half up, at least `least`."""
 
     def sample(rng: np.random.Generator, num: int) -> list[int]:
         found = np.floor(distribution.sample(rng, num) * unit + 0.5).astype(np.int64)
@@ -61,18 +61,18 @@ def popular(weights: Floats) -> Callable[[np.random.Generator, int], list[int]]:
 
 @dataclass(slots=True)
 class Turn:
-    """documents: numbers in the store, in prompt order. own: tokens of the session's text up to here. think: before."""
+    """A turn. documents: numbers in the store, in prompt order. own: tokens of the session's text up to here."""
 
     documents: tuple[int, ...]
     num_prompt_tokens: int
     own: int
     num_output_tokens: int
-    think: int  # microseconds
+    think: int  # microseconds before it
 
 
 @dataclass(slots=True)
 class Session:
-    """turns: those still to come, last first. number: of the turn that comes next, from 1."""
+    """A session. turns: those still to come, last first. number: of the turn that comes next, from 1."""
 
     id: str
     key: int
@@ -114,7 +114,7 @@ class Sessions:
             self._image_tokens = must("images.tokens", spec.images.tokens, 1)
 
     def _world(self, field: str, distribution: Drawn, num: int) -> list[int]:
-        """What belongs to the workload and not to the seed: 0 stands for every seed."""
+        """Lengths that belong to the workload and not to the seed: 0 stands for every seed."""
         return Draws(whole(distribution, 1), self.spec.name, f"world.{field}", 0).take(num)
 
     def draw(self, num_turns: int | None = None) -> Session:
@@ -151,7 +151,7 @@ class Sessions:
     def request(
         self, session: Session, arrival: float, after: str | None = None, think: float = 0.0
     ) -> WorkloadRequest:
-        """The session's next turn as a request; takes it off."""
+        """Takes the session's next turn off and returns it as a request."""
         turn, spec = session.turns.pop(), self.spec
         segments = [(self._system_keys[session.tenant], self._system[session.tenant])]
         segments += [(self._document_keys[d], self._document_tokens[d]) for d in turn.documents]

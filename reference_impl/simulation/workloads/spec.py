@@ -22,7 +22,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Tenants(Documented):
-    """num customers; the r-th sends in proportion to r^-zipf, and its requests begin with its own system prompt."""
+    """`num` customers. The r-th sends in proportion to r^-zipf, and its requests begin with its own system prompt."""
 
     num: Count
     zipf: NotNegative
@@ -105,7 +105,7 @@ class Workload(BaseModel):
 
 
 def read_workload(path: Path) -> Workload:
-    """The workload of a YAML file. WorkloadError: what is wrong, as file:line: field."""
+    """The workload of a YAML file. Raises WorkloadError: what is wrong, as file:line: field."""
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -135,7 +135,7 @@ def _said(error: Any) -> str:
 
 
 def _where(path: Path, node: yaml.Node, raw: Any, loc: Sequence[int | str]) -> str:
-    """file:line: field.field: of a pydantic location, which also names the kinds it chose; those are no fields."""
+    """The place of a pydantic location as file:line: field.field: without the kinds of a union, which it names too."""
     line, names = node.start_mark.line + 1, []
     for step, part in enumerate(loc):
         last = step == len(loc) - 1

@@ -1,4 +1,4 @@
-"""The stream of requests, from sessions and arrivals. It keeps the sessions under way, and none that has ended."""
+"""The stream of requests, from sessions and arrivals. It keeps the sessions under way and none that has ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Waiting = tuple[int, str, Session | tuple[int, int]]  # ready when, its id, and 
 
 
 def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests in order of arrival, without end; `after` is None, as none waits.
+    """Requests in order of arrival, without end. `after` is None, as none of them waits for another.
 
     The process says when a request comes, a session says which: the one that has been ready for longest sends its next
     turn, and if none is ready a new session begins. A session is ready when its planned answer and its pause are over,
     so a pause is the one drawn plus the wait for the next arrival. The stream starts in the middle of the service's
-    life, some sessions being under way, so that its lengths do not depend on how much of it is read.
-    How they come to be: WARM_UP * (turns - 1) * think * rate unseen turns (8,300 for chat at 4 requests/s);
-    where those would be more than MOST_TURNS, see `_under_way`.
+    life, some sessions being under way, so that its lengths do not depend on how much of it is read. They come from
+    WARM_UP * (turns - 1) * think * rate unseen turns (8,300 for chat at 4 requests/s); where those would be more than
+    MOST_TURNS, see `_under_way`.
     Memory: the sessions under way, about rate * think seconds of them.
     """
     sessions = Sessions(spec, seed)
@@ -80,10 +80,10 @@ def _under_way(spec: Workload, rate: float, per_token: float, seed: int) -> Iter
     """Sessions in a pause at time 0, the first to be ready first, drawn as they are found there in the long run.
 
     By Little's law there are rate * (1 - 1 / turns) * pause of them. At a random moment a pause is found with a
-    probability in proportion to its length, anywhere in it; and each pause of a session alike, so sessions in
-    proportion to their number of pauses. The rest of a session is drawn when it is ready. Two things are left out: the
-    wait for the next arrival (1 / rate, less than a thousandth of a pause where this is used), and that a long pause
-    is a sign of a long answer before it.
+    probability in proportion to its length, at any point of it. Each pause of a session is found alike, so sessions are
+    found in proportion to their number of pauses. The rest of a session is drawn when it is ready. Two things are left
+    out: the wait for the next arrival (1 / rate, less than a thousandth of a pause where this is used), and that a long
+    pause is a sign of a long answer before it.
     """
     assert spec.think is not None
     rng = bits(seed, UNDER_WAY)

@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure(requests: Iterable[WorkloadRequest]) -> Measured:
-    """Reads all of them; keeps every page, so give it thousands and not millions."""
+    """Figures of all these requests. It keeps every page, so give it thousands and not millions."""
     prompts, outputs, images, arrivals = [], [], [], []
     seen: set[int] = set()
     later = found = 0
@@ -57,7 +57,7 @@ def measure(requests: Iterable[WorkloadRequest]) -> Measured:
 
 
 def tables() -> str:
-    """Markdown: all workloads as streams, then each workload field by field."""
+    """The tables in Markdown: all workloads as streams, then each workload field by field."""
     specs = [read_workload(traces_folder() / f"{name}.yaml") for name in names()]
     lines = [
         f"{NUM_REQUESTS:,} requests of each, seed 0; mean / p50 / p99. Later turns: requests that are not the first "
@@ -72,7 +72,7 @@ def tables() -> str:
 
 
 def line_of(spec: Workload) -> str:
-    """Of the table of all workloads."""
+    """The workload's line in the table of all workloads."""
     m = measure(workload(spec.name, num_requests=NUM_REQUESTS))
     cv = "–" if isinstance(spec.arrivals, ClosedLoop) else f"{m.cv:.2f}"
     return (
