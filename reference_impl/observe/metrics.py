@@ -35,7 +35,7 @@ class RequestMetrics:
 
     @classmethod
     def of(cls, arrival: float, token_times: Sequence[float], scheduled: float | None = None) -> RequestMetrics:
-        """From the times at which the request arrived, was first computed, and got each of its tokens."""
+        """The metrics, from the times at which the request arrived, was first computed, and got each of its tokens."""
         queue = None if scheduled is None else scheduled - arrival
         if not token_times:
             return cls(0, None, (), None, None, queue)
@@ -62,7 +62,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class WorkloadMetrics:
-    """Many requests together. duration: first arrival to last token, in seconds; 0 where no token came.
+    """Metrics of many requests together. duration: first arrival to last token, in seconds; 0 where no token came.
 
     Percentiles interpolate linearly between order statistics, as `numpy.percentile` does.
     """
@@ -72,7 +72,7 @@ class WorkloadMetrics:
 
     @classmethod
     def of(cls, arrivals_and_metrics: Iterable[tuple[float, RequestMetrics]]) -> WorkloadMetrics:
-        """From pairs (arrival, metrics) on one clock."""
+        """The metrics, from pairs (arrival, metrics) on one clock."""
         pairs = list(arrivals_and_metrics)
         ends = [arrival + m.latency for arrival, m in pairs if m.latency is not None]
         duration = max(ends) - min(arrival for arrival, _ in pairs) if ends else 0.0
@@ -89,12 +89,12 @@ class WorkloadMetrics:
 
     @property
     def ttft(self) -> tuple[float, ...]:
-        """One value per request that got a token."""
+        """Times to first token: one value per request that got a token."""
         return tuple(m.ttft for m in self.requests if m.ttft is not None)
 
     @property
     def tpot(self) -> tuple[float, ...]:
-        """One value per request of at least two tokens: a mean of these weighs every request alike."""
+        """One value per request of at least two tokens, in seconds: a mean of these weighs every request alike."""
         return tuple(m.tpot for m in self.requests if m.tpot is not None)
 
     @property
@@ -104,7 +104,7 @@ class WorkloadMetrics:
 
     @property
     def latency(self) -> tuple[float, ...]:
-        """Arrival to last token, one value per request that got a token."""
+        """Times from arrival to last token: one value per request that got a token."""
         return tuple(m.latency for m in self.requests if m.latency is not None)
 
     def attainment(self, ttft: float, tpot: float) -> float:

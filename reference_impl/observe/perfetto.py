@@ -88,7 +88,8 @@ def _step(step: StepDone) -> Slice:
 
 
 def _counters(step: StepDone, zero: float) -> Iterator[dict[str, Any]]:
-    """What a step leaves is counted from its end on, its tokens from its start; an engine that falls idle has none."""
+    """Counters: what a step leaves, from its end on; its tokens, from its start to the next or until the engine is
+    idle."""
     tokens = sum(row.length for row in step.rows)
     yield _counter("batch", "tokens", tokens, step.started_at, zero)
     if not step.num_running and not step.num_waiting:
@@ -113,7 +114,7 @@ def _complete(part: Slice, pid: int, tid: int, zero: float) -> dict[str, Any]:
 
 
 def _counter(name: str, unit: str, value: int, at: float, zero: float) -> dict[str, Any]:
-    """Perfetto writes both over the track: "running requests"."""
+    """An event of a counter. Perfetto writes name and unit over the track: "running requests"."""
     time = _nanoseconds(at, zero) / 1000
     return {"name": name, "ph": "C", "ts": time, "pid": ENGINE, "tid": 0, "args": {unit: value}}
 

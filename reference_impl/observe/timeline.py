@@ -92,7 +92,8 @@ class Life:
         self.token_times += [step.finished_at] * num_new
 
     def _come_back(self, row: Row, step: StepDone, cached: int) -> None:
-        """With more tokens computed than the prefix cache gave, its blocks were on the host."""
+        """Ends the phase in which the request was out. If more tokens are computed than the prefix cache gave, its
+        blocks were on the host, and the phase is called "swapped out"."""
         self.is_out = False
         out = self.phases[-1]
         out.end = step.started_at
@@ -112,13 +113,13 @@ class Life:
         return sum(phase.name in ("preempted", "swapped out") for phase in self.phases)
 
     def close(self, end_of_trace: float) -> None:
-        """A waiting request waits to its own end or that of the trace."""
+        """Ends the last phase of a request that waits, at the request's own end or that of the trace."""
         if self.phases and (self.is_out or self.phases[-1].name == "queued"):
             self.phases[-1].end = end_of_trace if self.finished is None else self.finished.time
 
 
 def lives(events: Iterable[Event], only: Container[str] | None = None) -> list[Life]:
-    """In the order in which they appear; those with something to show, and where `only` is given, of these."""
+    """The lives with something to show, in the order in which they begin. only: ids of requests; None: all."""
     found: list[Life] = []
     current: dict[str, Life] = {}
 
@@ -152,7 +153,8 @@ def lives(events: Iterable[Event], only: Container[str] | None = None) -> list[L
 
 
 def lives_of(trace: Trace, request_ids: Collection[str]) -> list[Life]:
-    """Those of a long trace, looked for only between their arrival and their end. KeyError: not in this trace."""
+    """The lives of these requests, looked for only between their arrival and end, since a trace may be long. Raises
+    KeyError for a request that is not in the trace."""
     arrived = min(map(trace.arrival, request_ids))
     events = trace.events  # another thread may append, and begin a new list
     begin = bisect_left(events, arrived, key=lambda e: e.finished_at if isinstance(e, StepDone) else e.time)

@@ -13,7 +13,8 @@ __all__ = ["DraftUse", "Event", "PrefixCacheUse", "RequestArrived", "RequestFini
 
 @dataclass(frozen=True)
 class PrefixCacheUse:
-    """prompt_tokens: of the requests let in. cached_tokens: of these, not computed again. evicted_blocks: forgotten."""
+    """What the prefix cache saved. prompt_tokens: of the requests let in. cached_tokens: of these, not computed again.
+    evicted_blocks: blocks whose contents were forgotten."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -27,10 +28,10 @@ class PrefixCacheUse:
 
 @dataclass(frozen=True)
 class DraftUse:
-    """Drafts that were verified. num_drafts: rows with drafts; num_draft_tokens: the draft tokens in them;
-    accepted_per_position[i]: how many rows kept more than i of them; those of a tree lie on one path, so that it has as
-    many entries as the tree has levels, and those of a chain as many as it has drafts. num_steps_off: steps without
-    drafts though there could have been some: they would have lost time (`adaptive_drafts`). num_lossy: of the rows
+    """What became of verified drafts. num_drafts: rows with drafts; num_draft_tokens: the draft tokens in them.
+    accepted_per_position[i]: how many rows kept more than i of them; those of a tree lie on one path, so it has as many
+    entries as the tree has levels, and for chains as many as there are drafts. num_steps_off: steps without drafts
+    though there could have been some, because they would have lost time (`adaptive_drafts`). num_lossy: of the rows
     with drafts, those whose drafts were kept by a lossy rule (`EngineConfig.acceptance`).
 
     A request that has ended before its row came back counts as one that kept none.
@@ -121,7 +122,8 @@ class Trace:
                 index.pop(request_id, None)
 
     def amend(self, request_id: str, reason: str, num_output_tokens: int) -> None:
-        """The request's end was booked with the last step, before its text showed that it had ended there already."""
+        """Moves a request's end to an earlier token: it was booked with the last step, before the text showed its
+        end."""
         for at in range(len(self.events) - 1, -1, -1):
             event = self.events[at]
             if isinstance(event, StepDone):
@@ -131,14 +133,14 @@ class Trace:
                 del self._token_times.get(request_id, [])[num_output_tokens:]
 
     def request_ids(self) -> list[str]:
-        """Of those that arrived and are not forgotten."""
+        """The ids of requests that arrived and are not forgotten."""
         return list(self._arrivals)
 
     def steps(self) -> list[StepDone]:
         return [e for e in self.events if isinstance(e, StepDone)]
 
     def token_times(self, request_id: str) -> list[float]:
-        """When each output token of the request came out."""
+        """The times at which the output tokens of the request came out."""
         return list(self._token_times.get(request_id, ()))
 
     def arrival(self, request_id: str) -> float:
