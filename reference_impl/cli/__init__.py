@@ -218,7 +218,7 @@ bench_app.command("serve", epilog=load.EXAMPLE)(load.serve)
 
 
 def _mount(name: str, what: str, example: str) -> None:
-    """A bench has a parser of its own, which gets everything that is written behind its name."""
+    """Adds a bench, which has a parser of its own and gets everything that is written after its name."""
 
     def bench(context: typer.Context) -> None:
         raise typer.Exit(names.run(name, context.args))

@@ -1,4 +1,4 @@
-"""Where nothing is installed: python -m reference_impl.cli profile"""
+"""The command where nothing is installed: python -m reference_impl.cli profile"""
 
 import sys
 

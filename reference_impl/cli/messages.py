@@ -45,17 +45,17 @@ _EXPECTED = (
 
 
 def say(message: object) -> None:
-    """One line on stderr, red on a terminal."""
+    """Prints one line on stderr, red on a terminal."""
     typer.secho(f"{PREFIX} {message}", fg="red", err=True)
 
 
 def why(error: OSError) -> str:
-    """What the system refused, in words and without a number."""
+    """The reason why the system refused, in words and without a number."""
     return _SYSTEM.get(error.errno or 0) or error.strerror or str(error)
 
 
 def described(error: Exception) -> str:
-    """An exception's text; of the system's, which file it was about."""
+    """An exception's text; for the system's, also which file it was about."""
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename}: {why(error)}" if error.filename else why(error)
     return _FIELD.sub(lambda found: f"--{found.group(1).replace('_', '-')}: ", str(error))
@@ -67,7 +67,7 @@ def is_usage(error: Exception) -> bool:
 
 
 def versions() -> str:
-    """For --version: of the course and of what it runs on. Raises nothing."""
+    """The versions of the course and of what it runs on, for --version. Raises nothing."""
     found = []
     for name in ("inferlab", "torch"):
         try:
@@ -107,7 +107,7 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> int:
 
 
 def usage(error: Any, arguments: list[str]) -> str:
-    """What was typed wrongly: where, what was expected, what came, and how to see what there is."""
+    """A line that says what was typed wrongly: where, what was expected, what came, and how to see what there is."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     path = context.command_path if context is not None else "inferlab"
     text = str(getattr(error, "message", "") or "").strip()
@@ -148,7 +148,8 @@ def _given(parameter: Any, arguments: list[str]) -> str | None:
 
 
 def _no_option(name: str, context: Any) -> str:
-    """Like it, or what is written without an option: other programs have --model where this one has MODEL."""
+    """A line about an unknown option: the options like it, or how to write it without one, since other programs have
+    --model where this one has MODEL."""
     words = [word for p in getattr(getattr(context, "command", None), "params", ()) for word in p.opts]
     argument = name.removeprefix("--")
     if argument in words:

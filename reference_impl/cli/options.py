@@ -53,7 +53,7 @@ _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on
 
 
 def can_be_written(path: Path | None) -> Path | None:
-    """Of an option: now, and not when all is computed. Raises typer.BadParameter."""
+    """An option's path, if it can be written: checked now, not when all is computed. Raises typer.BadParameter."""
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"{path} is a folder; expected the name of a file")
     if path is not None and not path.absolute().parent.is_dir():
@@ -99,7 +99,8 @@ class EngineOptions:
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:
-        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for other numbers."""
+        """The options as arguments of LLM. Raises OSError or ValueError, see `folder_of`; ValueError for wrong
+        numbers."""
         return vars(self) | {
             "draft_model": None if self.draft_model is None else folder_of(self.draft_model),
             "draft_tree": _tree(self.draft_tree),
@@ -108,14 +109,14 @@ class EngineOptions:
 
 
 def _tree(given: str | None) -> tuple[int, ...] | str:
-    """Numbers, or how a tree is grown."""
+    """The numbers of a draft tree, or the word that says how it is grown."""
     if given is None or given.startswith(DYNAMIC):
         return given or ()
     return _integers("draft_tree", given, "4,2,2")
 
 
 def _integers(name: str, given: str, example: str) -> tuple[int, ...]:
-    """Of "4,2,2". ValueError for anything else."""
+    """The integers of a text such as "4,2,2". Raises ValueError for anything else."""
     try:
         return tuple(map(int, given.split(",")))
     except ValueError:
@@ -125,8 +126,8 @@ def _integers(name: str, given: str, example: str) -> tuple[int, ...]:
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command gets the fields of EngineOptions as options of its own, where its parameter `engine` stands, and is
-    called with all of them in it. `engine` and what follows it are keywords."""
+    """The command with the fields of EngineOptions as options of its own, in the place of its parameter `engine`, which
+    gets all of them. `engine` and the parameters after it are keywords."""
     signature, hints = inspect.signature(command, eval_str=True), get_type_hints(EngineOptions, include_extras=True)
     names = [field.name for field in fields(EngineOptions)]
     options = [
@@ -144,7 +145,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def folder_of(model: str) -> Path:
-    """Of a course model's name, of a path, or of a hub's id, whose model may be fetched."""
+    """The folder of a course model's name, of a path, or of a hub's id, whose model may be fetched."""
     from reference_impl.assembly.config import COURSE_MODELS, course_model
     from reference_impl.models.hub import model_folder
 
@@ -152,7 +153,7 @@ def folder_of(model: str) -> Path:
 
 
 def name_of(model: str) -> str:
-    """What clients of a server call it, unless they are told another name: a folder's name, or a hub's id."""
+    """The name by which clients of a server call a model, unless told another: a folder's name, or a hub's id."""
     from reference_impl.models.hub import is_hub_id
 
     return model if is_hub_id(model) else model.rstrip("/").rpartition("/")[2]
@@ -160,7 +161,7 @@ def name_of(model: str) -> str:
 
 @contextmanager
 def errors_in_a_line() -> Iterator[None]:
-    """What was asked for and cannot be, and memory that is not there, end the command with one line."""
+    """Ends the command with one line for what was asked for and cannot be, and for memory that does not suffice."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -175,12 +176,12 @@ def errors_in_a_line() -> Iterator[None]:
 
 
 def _is_memory(error: BaseException) -> bool:
-    """torch's allocator of a CPU has no class of its own for it."""
+    """Whether memory is missing: torch's allocator of a CPU has no exception of its own for it."""
     own = type(error).__name__ == "OutOfMemoryError"  # torch's of a GPU; torch itself is not imported here
     return own or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    """Ends the command. status: 1, and 2 for what was typed wrongly."""
+    """Ends the command. status: 1, or 2 for what was typed wrongly."""
     say(message)
     raise typer.Exit(status) from None

@@ -140,7 +140,7 @@ def _mixed(
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
-    """Gives show(done, of), which shows nothing where no terminal is."""
+    """Yields show(done, of), which draws a bar; where there is no terminal it shows nothing."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
