@@ -1,8 +1,9 @@
 # %% [markdown] name="title"
-# # 07c · Which code to choose: GPTQ, AWQ, SmoothQuant, rotation
+# # 07c · Which code to choose: GPTQ and AWQ
 #
-# About 45 minutes. You need `a_numbers`. There a weight got the nearest code. This notebook is about methods that use
-# what the layer will be given: with the same format and the same bits they lose less.
+# About 45 minutes. You need `a_numbers`. There a weight got the nearest code. This notebook is about two methods that use
+# what the layer will be given: with the same format and the same bits they lose less. Methods for activations that are
+# rounded, too, are in `c_outliers`.
 
 # %% name="setup"
 import argparse
@@ -10,26 +11,24 @@ import inspect
 import json
 from dataclasses import replace
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 
 import torch
 
 from chapters import widgets
-from chapters.widgets.figure import BLUE, GREEN, ORANGE, RED, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
 from reference_impl import LLM, course_model
 from reference_impl.bench.quality import bootstrap, logprobs, windows_of
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization import gptq as engine_gptq
 from reference_impl.models.quantization.awq import candidate, rounded, scaled_error, search_clipping, search_scales
 from reference_impl.models.quantization.by_layer import Layers
-from reference_impl.models.quantization.calibration import Rows, Statistics, calibration_tokens
+from reference_impl.models.quantization.calibration import Rows, calibration_tokens
 from reference_impl.models.quantization.folding import folds, matrix
 from reference_impl.models.quantization.gptq import gptq, inverse_factor, output_error
-from reference_impl.models.quantization.hadamard import incoherence, random_rotation
 from reference_impl.models.quantization.one_layer import quantize_layer
 from reference_impl.models.quantization.recipes import METHODS
-from reference_impl.models.quantization.scheme import Activations, Scheme, decode
-from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
-from reference_impl.models.quantization.stored import round_activations
+from reference_impl.models.quantization.scheme import Scheme, decode
 
 torch.set_num_threads(1)
 FOLDER = course_model("target")
@@ -38,17 +37,7 @@ code_ids = encode_text(inspect.getsource(argparse))
 held_out = encode_text(inspect.getsource(json.decoder))
 prose_ids = encode_text("\n\n".join(text for _, text in sorted(topics.items())[:20]))
 layers = Layers(FOLDER)
-INT4, INT8, TOKENS = Scheme("int4", "group", 128), Scheme("int8", "channel"), Activations("int8")
-
-
-class Kept:
-    """In place of Statistics: keeps the inputs themselves."""
-
-    def __init__(self):
-        self.seen = []
-
-    def add(self, x):
-        self.seen.append(x.float())
+INT4 = Scheme("int4", "group", 128)
 
 
 def rows_before(index, ids, rows=8, length=128):
@@ -62,9 +51,9 @@ def rows_before(index, ids, rows=8, length=128):
 
 def inputs_of(layer, name, rows):
     """What the layer's matrix `name` multiplies: [tokens, in]."""
-    kept = Kept()
-    rows.watch(layer, folds(layer)[name].linear, kept)
-    return torch.cat(kept.seen)
+    seen = []
+    rows.watch(layer, folds(layer)[name].linear, SimpleNamespace(add=seen.append))
+    return torch.cat(seen).float()
 
 
 def weight_of(layer, name):
@@ -115,15 +104,12 @@ widgets.reveal("07c-gptq", with_gptq)
 # coins. A good cashier keeps the remainder in her head and adds it to the next price before she rounds that: no price is
 # nearer to the truth than before, about one in four is further, and the *sum* is never off by more than half a coin.
 #
-# A layer's output is a sum, so what counts is not how far each weight moved. Four ideas follow from that:
+# A layer's output is a sum, so what counts is not how far each weight moved. Two ideas follow from that:
 #
 # - **GPTQ** carries each column's remainder over to the columns not yet rounded.
 # - **AWQ** gives the weights of *large inputs* finer steps.
-# - **SmoothQuant** is for layers whose activations are rounded, too: it moves the difficulty from one side of the product
-#   to the other.
-# - **Rotation** mixes the inputs, so that none is large.
 #
-# The first three need to see inputs: some rows of text, run through the model once. That is **calibration**. It trains
+# Both need to see inputs: some rows of text, run through the model once. That is **calibration**. It trains
 # nothing; it counts.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
@@ -281,7 +267,7 @@ widgets.table(rows, ["error of the outputs", "RTN", "GPTQ", "GPTQ, large inputs 
 # | in | planted | times | divided by as much |
 # |---|---|---|---|
 # | 07c, AWQ | three input channels of a layer's gate and up | 10 | their columns of the matrix |
-# | 07c, rotation and the explore table; 07d, explorer | the same three | 30 | their columns (07d: nothing) |
+# | 07c, the last table, and rotation in its second half; 07d, explorer | the same three | 30 | their columns (07d: nothing) |
 # | 07e, and experiment 5 of 07g | four channels of each head's keys | 10 | the same channels of the queries |
 # | 07f, pruning | every eighth input channel of a down projection | 30 | their columns of the matrix |
 # <!-- stands: chapters/07_quantization/e_kv_cache.py -->
@@ -370,100 +356,6 @@ show(
 # block (query, key and value; gate and up) is judged by the error of the *block's* output, as in the authors' code: how
 # much an error of a query counts only shows behind the softmax. And half of the scales that are tried are divided by a mean
 # of the weights' magnitudes to the power $1 - r$, as llm-compressor does with `duo_scaling="both"`. <!-- stands: reference_impl/models/quantization/awq.py -->
-#
-# ### SmoothQuant: two sides of one product
-#
-# W8A8 rounds the activations, too, with one scale per token. Down projections of the course model have real outliers: in
-# layer 2 the largest is some hundred times the rms of all (the next cell prints it). SmoothQuant divides input $j$ by
-#
-# $$s_j = \frac{\max|x_j|^\alpha}{\max|W_j|^{1-\alpha}}$$
-#
-# and multiplies column $j$ of the weight by it. The division is **folded** into what computes $x$, here into the rows of
-# the up projection; so while the model runs there is nothing to do. (`--method smoothquant`, like the paper,
-# smooths only what follows a norm. Here it is a down projection, because that is where this model has outliers.)
-# First, is the function really unchanged?
-
-# %% name="smooth-fold"
-layers64 = Layers(FOLDER, torch.float64)
-layer2 = layers64.layer(2)
-rows2 = rows_before(2, code_ids, rows=4)
-rows2.x = rows2.x.double()
-rows2.ropes = [(cos.double(), sin.double()) for cos, sin in rows2.ropes]
-before = rows2.run(layer2, 0)
-fold, seen, all_inputs = folds(layer2)["down_proj"], Statistics(), inputs_of(layer2, "down_proj", rows2)
-rows2.watch(layer2, fold.linear, seen)
-fold.apply(smoothing(seen.max_abs, weight_reach(matrix(fold.linear)), 0.5))
-change = float((rows2.run(layer2, 0) - before).abs().max() / before.abs().max())
-print(f"inputs: the largest is {float(all_inputs.abs().max() / all_inputs.square().mean().sqrt()):.0f} times the rms")
-print(f"float64: the layer's outputs change by {change:.0e} of the largest")
-assert change < 1e-12
-
-# %% [markdown] name="smooth-predict-text"
-# Unchanged. Now round both sides to INT8. **At α = 0.5: is the *weight* rounded better, as well, or worse than without
-# smoothing?** Give the ratio of its error (RMS over the weight's own) with and without.
-
-# %% name="smooth-predict"
-widgets.predict("07c-smooth", "Weight's own error with α = 0.5 over that without smoothing?", "times")
-
-# %% name="smooth-alpha"
-rows2 = rows_before(2, code_ids, rows=4)
-x2, w2 = (of(layers.layer(2), "down_proj", *rest) for of, rest in ((inputs_of, [rows2]), (weight_of, [])))
-y2, sides = x2 @ w2.T, {}
-for alpha in (None, 0.0, 0.25, 0.5, 0.75, 1.0):
-    s = torch.ones(x2.shape[1]) if alpha is None else smoothing(x2.abs().amax(0), weight_reach(w2), alpha)
-    left, right = x2 / s, w2 * s
-    left8, right8 = round_activations(left, TOKENS), rounded(right, INT8)
-    products = (left8 @ right.T, left @ right8.T, left8 @ right8.T)
-    sides[alpha] = [off(right8, right), *(off(product, y2) for product in products)]
-widgets.reveal("07c-smooth", sides[0.5][0] / sides[None][0])
-rows = [["no smoothing" if a is None else a, *(f"{value:.2f} %" for value in line)] for a, line in sides.items()]
-widgets.table(rows, ["alpha", "weight itself", "output, x rounded", "output, W rounded", "output, both rounded"])
-
-# %% name="smooth-figure" jupyter={"source_hidden": true}
-fig = figure(7.2, 2.6)
-ax = fig.subplots()
-alphas = [alpha for alpha in sides if alpha is not None]
-for place, (name, colour, style) in enumerate(
-    (("x rounded", BLUE, "o-"), ("W rounded", ORANGE, "s--"), ("both", GREEN, "^-.")), 1
-):
-    ax.plot(alphas, [sides[a][place] for a in alphas], style, color=colour, label=name)
-ax.axhline(sides[None][3], color=RED, linestyle=":", label="both, without smoothing")
-ax.set_ylim(0)
-tidy(ax, "alpha", "error of the outputs, %")
-ax.legend(fontsize=8, frameon=False)
-show(
-    fig,
-    "Error of the outputs of layer 2's down projection in INT8 over alpha. What rounding the activations costs falls up to "
-    "an alpha of 0.75 and is higher again at 1, what rounding the weights costs rises; both together are least at 0.5.",
-)
-
-# %% [markdown] name="smooth-reading"
-# Up to α = 0.75 one side falls while the other rises: difficulty is **moved**, and α says how far. At 1 both rise: all
-# input channels are as large as each other by then, and their rounding errors meet columns that were multiplied up. 8 bits
-# for the weight leave room to move; 4 bits mostly do not, so SmoothQuant goes with W8A8.
-#
-# ### Rotation: no channel at all
-#
-# For an orthogonal $Q$, $x W^T = (xQ)(WQ)^T$. A Hadamard matrix has entries $\pm 1/\sqrt n$: an outlier of size $m$ in one
-# channel becomes $m / \sqrt n$ in each of $n$. The planted layer again, this time with channels 30 times as large:
-
-# %% name="rotate"
-x30, w30 = (of(planted_layer(30), "gate_up_proj", *rest) for of, rest in ((inputs_of, [rows3]), (weight_of, [])))
-q, y30 = random_rotation(256).float(), x30 @ w30.T
-s = smoothing(x30.abs().amax(0), weight_reach(w30), 0.5)
-rows = []
-for name, left, right in (("as it is", x30, w30), ("smoothed", x30 / s, w30 * s), ("rotated", x30 @ q, w30 @ q)):
-    y = round_activations(left, TOKENS) @ rounded(right, INT8).T
-    rows.append([name, f"{incoherence(left):.1f}", f"{incoherence(right):.1f}", f"{off(y, y30):.2f} %"])
-widgets.table(rows, ["W8A8, planted 30 times", "largest / rms of x", "of W", "error of the outputs"])
-
-# %% [markdown] name="rotate-reading"
-# Rotating needs no calibration, and flattens whatever is there. It mends less here than smoothing, whose factors are
-# made for exactly these channels. `--method rotate` rotates the residual stream of the whole model; that can be done offline since
-# an RMSNorm without a weight commutes with a rotation (its weight goes into the next matrix first; a LayerNorm also takes
-# the mean off, which a rotation does not keep, so that has to go into the matrix before it). The input of a down
-# projection has no such place: there QuaRot multiplies by a Hadamard matrix while the model runs.
-
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
@@ -568,45 +460,18 @@ widgets.table(rows, ["", "calibrated with", "error there", "on other code", "on 
 # Two things to see. The error on the calibration rows is too kind, most of all with few tokens: judge on other text. And
 # a method that was calibrated on one kind of text is worse on another kind: calibrate on prompts like yours, with their
 # length, language, tools and chat template.
-#
-# ### During training instead
-#
-# All this is **post-training** quantization (PTQ). **Quantization-aware training** (QAT) rounds in the forward pass while
-# the weights are still being trained, and passes the gradient through the rounding as if it were not there (the
-# *straight-through estimator*). One layer, 60 steps, trained to reproduce its own outputs:
-
-# %% name="qat"
-trained = weight.clone().requires_grad_()
-optimizer = torch.optim.Adam([trained], lr=1e-4)
-slower = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, 60)
-for _ in range(60):
-    batch = x[torch.randperm(len(x), generator=generator)[:256]]
-    through = trained + (rounded(trained.detach(), INT4) - trained).detach()  # forward: rounded; backward: identity
-    loss = (batch @ through.T - batch @ weight.T).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    slower.step()
-q4 = rounded(trained.detach(), INT4)
-stored = {"RTN": nearest, "GPTQ": by_hand, "QAT, 60 steps": q4}
-rows = [[name, *(f"{off(t @ v.T, t @ weight.T):.1f} %" for t in (x, x_code))] for name, v in stored.items()]
-widgets.table(rows, ["", "error, calibration rows", "other code"])
-
-# %% [markdown] name="qat-reading"
-# Sixty steps do not reach the closed form here. What training has over it is the whole model in view, where layers learn
-# to make up for each other, and a loss on text. It costs gradients, optimizer state and a training run, so it is used
-# where 4 bits or fewer are wanted from the start.
-#
+# %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The inputs of layer 2's down projection as they are, smoothed and rotated. *With one scale for the whole tensor: which
-# formats gain from rotation, and which do not care? What is left of the difference in groups of 32? And do the floats
-# gain from smoothing?*
+# The planted layer's matrix as it is, and its columns times AWQ's scale: what is rounded in either case. *Is the scaled
+# matrix itself rounded better, in INT4 with groups of 128? If it is not: why are the outputs nearer to right? Do smaller
+# groups change your answer?*
 
 # %% name="explore-widget"
-s2 = smoothing(x2.abs().amax(0), weight_reach(w2), 0.5)
-shown = {"inputs of a down_proj": x2, "smoothed": x2 / s2, "rotated": x2 @ random_rotation(768).float()}
-widgets.rounding({name: tensor[:64].numpy() for name, tensor in shown.items()}, format_name="int8")
+s10 = search_scales([weight10], x10.T @ x10, x10.abs().mean(0), INT4)
+widgets.rounding(
+    {"as it is": weight10[:64].numpy(), "times AWQ's scale": (weight10 * s10)[:64].numpy()}, format_name="int4"
+)
 
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
@@ -631,6 +496,7 @@ print(
 # planted 30 times: which of the four in the table has the least error?** <!-- stands: reference_impl/models/quantization/awq.py -->
 
 # %% name="errata-better"
+x30, w30 = (of(planted_layer(30), "gate_up_proj", *rest) for of, rest in ((inputs_of, [rows3]), (weight_of, [])))
 rows = []
 for name, (seen, original) in {
     "as trained": (x, weight),
@@ -648,9 +514,6 @@ for name, (seen, original) in {
 widgets.table(rows, ["gate and up of layer 3", "RTN", "AWQ", "GPTQ", "AWQ's scale, then GPTQ"])
 
 # %% [markdown] name="errata-both"
-# **"SmoothQuant makes both sides easier."** (E07.3) The table of section 4 says otherwise: the product is unchanged, the
-# activations get easier and the weights harder than they were. The paper says that both become easy *enough*.
-#
 # **"PTQ needs about 512 samples."** (E07.10) That is one tool's default. GPTQ's paper used 128 sequences of 2,048 tokens;
 # section 5 shows what more tokens bring. What counts is tokens against inputs: a Gram matrix of 256 inputs has 256
 # directions to see. <!-- source: GPTQ paper, section 5; llm-compressor's examples -->
@@ -665,8 +528,7 @@ widgets.table(rows, ["gate and up of layer 3", "RTN", "AWQ", "GPTQ", "AWQ's scal
 # better, since a mean of magnitudes says less about the text than a Gram matrix does.
 # <!-- source: the two papers' abstracts and evaluations -->
 # Both are a few minutes to hours on one GPU. **llm-compressor** (vLLM's) and **NVIDIA ModelOpt** write checkpoints with
-# GPTQ, AWQ, SmoothQuant and FP8; **SGLang** and **vLLM** read them. For FP8 most use no method at all: with a scale per
-# output and per token, rounding to nearest is enough. **SpinQuant** and **QuaRot** rotate for 4-bit activations.
+# either; **SGLang** and **vLLM** read them.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -687,8 +549,5 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="methods"))
 #   to the columns not yet rounded. Weights move further, outputs less.
 # - AWQ: scale columns by $(\text{mean}|x_j|)^r$, search $r$; fold the inverse into the norm; then cut each group's extremes. Salient is what meets large
 #   *inputs*.
-# - SmoothQuant: $s_j = \max|x_j|^\alpha / \max|W_j|^{1-\alpha}$; the product is unchanged, difficulty moves to the
-#   weights. For W8A8.
-# - Rotation: $m$ in one channel becomes $m/\sqrt n$ in all. No calibration.
 # - Judge on text that was not calibrated with, by KL and agreement, two methods by the interval of their difference on the
 #   same windows; then on your own task.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from grader.study.workspace import chapters_root
 
 Slug = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-Minutes = Annotated[int, Field(ge=5, le=300)]
+Minutes = Annotated[int, Field(ge=5, le=360)]
 
 
 class ManifestError(ValueError):
