@@ -1,4 +1,4 @@
-"""Parts that an engine cannot use are refused by name, before anything is made of them."""
+"""Checks that refuse parts which an engine cannot use, by name, before anything is made from them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ _BELONGS = (
 )  # fmt: skip
 
 # (an option, values of it that ask for nothing, a part): only the engine's own part of this kind reads the option.
-# Options that others read, too: `check_scheduler`. Parts.prefix_index is what there is in place of whatever
-# `prefix_cache` names.
+# Options that others read, too: `check_scheduler`. Parts.prefix_index takes the place of whatever `prefix_cache` names.
 READ_BY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("sampling_noise", ("one-number",), "sampler"), ("sampling_noise", ("one-number",), "executor"),
     ("acceptance", ("exact",), "executor"), ("batch_invariant", (False,), "executor"),
@@ -68,8 +67,8 @@ _OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and 
 
 
 def settled(config: EngineConfig, parts: Parts) -> EngineConfig:
-    """The options with what follows from them. Each half of an engine asks for them with those of the parts that it
-    has. ValueError or ConfigError where options and parts contradict each other."""
+    """The options, completed by what follows from them and from the parts. Each half of an engine calls this with its
+    own parts. ValueError or ConfigError where options and parts contradict each other."""
     check_parts(parts)
     config = with_drafts(config, parts)
     check_members(parts)
@@ -81,7 +80,7 @@ def settled(config: EngineConfig, parts: Parts) -> EngineConfig:
 
 
 def check_parts(parts: Parts) -> None:
-    """ValueError where a part would never be used, because the one that would call it is custom."""
+    """Raises ValueError if a part would never be used, because the one that would call it is custom."""
     for name, owner in _BELONGS:
         mine = getattr(parts, owner)
         if getattr(parts, name) is not None and mine is not None:
@@ -92,7 +91,7 @@ def check_parts(parts: Parts) -> None:
 
 
 def check_options(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where an option would do nothing, because the only part that reads it is custom."""
+    """Raises ValueError if an option would do nothing, because the only part that reads it is custom."""
     executor = parts.executor
     follows = (isinstance(executor, FollowsOptions) and executor.follows_options) or isinstance(executor, ReportsFacts)
     for option, asks_nothing, owner in READ_BY:
@@ -112,8 +111,8 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
 
 
 def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
-    """ValueError where a custom scheduler is known to plan otherwise than is asked. Of one that has no max_num_seqs and
-    max_num_batched_tokens, and does not extend the core's, nothing is known."""
+    """Raises ValueError if a custom scheduler is known to plan otherwise than the config asks: by its max_num_seqs or
+    max_num_batched_tokens, where it has them, or because preemption is "swap" and it does not swap."""
     from reference_impl.features.swap.scheduling import Swapping
 
     if scheduler is None:
@@ -133,7 +132,7 @@ def check_scheduler(config: EngineConfig, scheduler: Scheduler | None) -> None:
 
 
 def check_members(parts: Parts) -> None:
-    """ConfigError where a part lacks what the engine calls, or is a class and no object of it."""
+    """Raises ConfigError if a part lacks a member that the engine calls, or is a class instead of an object."""
     for name, protocol in _PROTOCOLS.items():
         given = getattr(parts, name)
         if given is None or (parts.executor is not None and name in _OF_THE_WORKER):
@@ -152,7 +151,7 @@ def check_members(parts: Parts) -> None:
 
 
 def check_sources(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where of a half's parts one that makes drafts would never be asked."""
+    """Raises ValueError if one of a half's parts that make drafts would never be asked."""
     given = _makes_drafts(parts)
     if len(given) > 1:
         names = " and ".join(f"Parts.{name}" for name in given)
@@ -168,8 +167,8 @@ def _makes_drafts(parts: Parts) -> list[str]:
 
 
 def check_drafts(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where drafts would never be made, or never be used. parts: of the whole engine, or those of the half
-    that plans, with the executor."""
+    """Raises ValueError if drafts would never be made, or never be used. parts: those of the whole engine, or of the
+    half that plans, with the executor."""
     by_method = config.speculative in (*BY_ITSELF, *BY_HOST)
     if config.num_drafts and not _makes_drafts(parts) and parts.executor is None and not by_method:
         raise ValueError(
@@ -195,7 +194,7 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
 
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
-    """ConfigError where the cache is to be of 8 or 4 bits and a custom part does not apply scales."""
+    """Raises ConfigError if the cache is to have 8 or 4 bits and a custom part does not apply scales."""
     stored = kv_format(config.kv_dtype)
     if stored is None:
         return
@@ -219,7 +218,8 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
 
 
 def check_page_store(store: PageStore | LayeredPageStore) -> None:
-    """ConfigError unless it has the members of a `PageStore`, or of a `LayeredPageStore`."""
+    """Raises ConfigError unless the store has the members of a `PageStore` or a `LayeredPageStore`, and a timeout in
+    seconds."""
     given = f"Parts.page_store, {store.__name__ if isinstance(store, type) else type(store).__name__}"
     if isinstance(store, type):
         raise ConfigError(f"{given}, is a class: expected an object of it")
@@ -234,8 +234,8 @@ def check_page_store(store: PageStore | LayeredPageStore) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int, folder: Path) -> None:
-    """ConfigError where texts may become tokens that the model does not have. Special tokens beyond its vocabulary are
-    allowed: Gemma 3's tokenizer has one for images, also beside models that take none."""
+    """Raises ConfigError if texts may become tokens that the model does not have. Special tokens beyond its vocabulary
+    are allowed: Gemma 3's tokenizer has one for images, also for models that take none."""
     if tokenizer is None:
         return
     added = [i for i, token in tokenizer.get_added_tokens_decoder().items() if not token.special]
@@ -248,7 +248,7 @@ def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int, folder: Path) 
 
 
 def check_pool(pool: BlockPool, num_blocks: int) -> None:
-    """ValueError unless it has as many blocks as the cache."""
+    """Raises ValueError unless the pool has as many blocks as the cache."""
     if pool.num_free != num_blocks:
         raise ValueError(
             f"Parts.block_pool has {pool.num_free} free blocks; the KV cache has {num_blocks}: "
@@ -257,7 +257,7 @@ def check_pool(pool: BlockPool, num_blocks: int) -> None:
 
 
 def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
-    """ValueError where a custom manager would allocate blocks that the cache does not have."""
+    """Raises ValueError if a custom manager would allocate blocks that the cache does not have."""
     if kv_manager.num_available > num_blocks:
         raise ValueError(
             f"Parts.kv_manager has {kv_manager.num_available} blocks to give; the KV cache has {num_blocks}: "
@@ -266,14 +266,14 @@ def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
 
 
 class CheckedParts(EngineFeature):
-    """Looks at what a scheduler or an executor from Parts does, where an engine would else go wrong silently."""
+    """Checks what a scheduler or an executor from Parts does, where an engine would otherwise go wrong silently."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self._has_appended = False
 
     def collected(self, flight: Flight, reply: Reply) -> tuple[Reply, Afterwards]:
-        """ValueError where the reply speaks of transfers, and the KV manager has begun none."""
+        """Raises ValueError if the reply speaks of transfers and the KV manager has begun none."""
         kv = self.engine.kv
         if (reply.transfers or reply.layers_moved) and not isinstance(kv, FetchesPages):
             moved = [*reply.layers_moved, *(end.id for end in reply.transfers)]
@@ -283,7 +283,7 @@ class CheckedParts(EngineFeature):
         return reply, None if self._has_appended else partial(self._check_appended, flight)
 
     def _check_appended(self, flight: Flight, done: FinishedStep) -> FinishedStep:
-        """The first token that a request got: of the kind that it should be."""
+        """Checks the first token that any request got, once."""
         grown = [flight.requests[name] for name, new in done.output.tokens.items() if new]
         for request in [request for request in grown if not request.holds][:1]:
             check_appended(self.engine.scheduler, request)
@@ -292,7 +292,7 @@ class CheckedParts(EngineFeature):
 
 
 def check_appended(scheduler: Scheduler, request: Request) -> None:
-    """TypeError for a scheduler that was written when a step gave one token per request."""
+    """Raises TypeError for a scheduler that was written when a step gave one token per request."""
     if isinstance(request.tokens[-1], tuple):
         raise TypeError(
             f"{type(scheduler).__name__}.update appended {request.tokens[-1]!r} to the tokens of request "

@@ -23,7 +23,7 @@ def _eight_bits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _four_bits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """torch's product: 4 bits are not widened fast by what is compiled."""
+    """torch's own product: compiled code does not widen 4 bits fast."""
     return CpuInt4(x.dtype).product(dict(params), x)
 
 
@@ -31,7 +31,7 @@ PRODUCTS: dict[type, Product] = {Rows: Rows.one_row, CpuInt8: _eight_bits, CpuIn
 
 
 def methods_to_compile(quantization: Quantizations, dtype: torch.dtype) -> Methods:
-    """As `choose_methods`, for a CPU, with weights that are not quantized by rows."""
+    """The methods of `choose_methods` for a CPU, but weights that are not quantized are stored by rows."""
     cpu = torch.device("cpu")
     rows, given = Rows(dtype), choose_methods(quantization, dtype, cpu, TORCH)
 
@@ -43,7 +43,8 @@ def methods_to_compile(quantization: Quantizations, dtype: torch.dtype) -> Metho
 
 
 def compile_one_row(model: Decoder) -> Decoder:
-    """model: with its weights, of `methods_to_compile`. ValueError for one that cannot be compiled."""
+    """The model with compiled steps of one token. model: with its weights, and the methods of `methods_to_compile`.
+    ValueError for one that cannot be compiled."""
     head = model.head
     in_4_bits = isinstance(head, HeadCopy) and isinstance(head.method, CpuInt4)
     return compiled(model, PRODUCTS, compiles_head=not in_4_bits)

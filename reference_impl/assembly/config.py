@@ -46,12 +46,13 @@ class EngineConfig:
     distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
     name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no draft
     model where it does not pay; "auto": where `speculative` names a method.
-    sampling_noise: what tokens are drawn with. "one-number" for each position, which picks a token by the cumulative
-    distribution; "gumbel": one for every token, see features/gumbel/sampler.py: of requests with a seed more of a draft
-    model's tokens are kept, and a draw takes longer. Seeded texts are others than with one number, distributions not.
-    acceptance: "typical" (Medusa's) keeps drafts that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
-    them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
-    their seeds. Greedy ones stay.
+    sampling_noise: the random numbers that tokens are drawn with. "one-number": one for each position, which picks a
+    token by the cumulative distribution; "gumbel": one for every token, see features/gumbel/sampler.py: more of a draft
+    model's tokens are kept for requests with a seed, and a draw takes longer. Seeded texts differ between the two,
+    distributions do not.
+    acceptance: "typical" (Medusa's) keeps drafts that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)). It keeps
+    more of them and is lossy: texts of requests with a temperature no longer have the model's distribution, and seeded
+    ones are others. Greedy texts stay the same.
     draft_tree: with "eagle", drafts in a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see features/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
@@ -60,9 +61,9 @@ class EngineConfig:
     "compiled", for one stream on a CPU: torch's, and in steps of one token what lies between two attentions is compiled
     while the model is loaded (half a minute the first time, with a C++ compiler; features/compiled). Several rows take
     longer than with "torch".
-    kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
-    token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
-    head of a token); see features/kv_formats/formats.py.
+    kv_dtype: the format of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each
+    head of a token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the lowest
+    number for each head of a token); see features/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode, with drafts or without, are replayed as CUDA graphs; "auto": on a GPU, with
     our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
@@ -72,10 +73,10 @@ class EngineConfig:
     and its first draft token, Medusa heads, and what draws and verifies drafts. Of steps with draft trees the model's
     pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
     Batch-invariant steps have no graphs.
-    batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
-    model by itself (features/invariant). Without, rounding depends on the batch, and can change a token at the boundary
-    of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
-    step_seconds: of a worker in a process of its own: a step that is not answered after so many seconds is an error,
+    batch_invariant: logits have the same bits whatever else is in the batch, since each token goes through the model by
+    itself (features/invariant). Otherwise rounding depends on the batch, and can change a token at the boundary of a
+    draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
+    step_seconds: for a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended.
     """
 
@@ -140,7 +141,7 @@ class EngineConfig:
 
 
 def _check_shape(name: str, value: Any) -> None:
-    """ValueError for a draft_tree or a lookahead that has no such shape."""
+    """Raises ValueError for a draft_tree or a lookahead that is no valid shape."""
     from reference_impl.features.speculative.growth import Growth
     from reference_impl.features.speculative.lookahead import Shape
     from reference_impl.features.speculative.tree import Tree
@@ -157,8 +158,9 @@ COURSE_MODELS = ("target", "draft", "eagle", "mtp", "medusa")
 
 
 def course_model(name: str = "target") -> Path:
-    """Folder of a course model, "target", "draft", or the target's "eagle", a feature head, "mtp", a module of
-    multi-token prediction, or "medusa", heads: in the checkout, or installed with the package."""
+    """The folder of a course model, in the checkout or installed with the package: "target", "draft", or the target's
+    "eagle" (a feature head), "mtp" (a module of multi-token prediction) or "medusa" (heads). FileNotFoundError if it is
+    in neither."""
     package = Path(__file__).resolve().parents[1]
     places = (
         package.parent / "datasets" / "course_model" / name,

@@ -13,5 +13,5 @@ ABOUT = "7 M parameters, trained on Python's own sources"
 
 
 def demo_sampling(max_tokens: int = 48) -> SamplingParams:
-    """Greedy, up to the first empty line."""
+    """The demo's parameters: greedy, up to the first empty line."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=STOP)

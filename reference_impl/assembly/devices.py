@@ -10,9 +10,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")  # that the engine comput
 
 
 def choose_device(asked: str | torch.device | None) -> torch.device:
-    """What is asked for, or else a GPU where torch sees one. ValueError where it is not there.
+    """The device asked for; without one a GPU where torch sees one, else the CPU. ValueError for one that is not there.
 
-    Of several GPUs it is the first: kernels, streams and graphs are made where torch is, and that is said in one place.
+    Of several GPUs it is the first: kernels, streams and graphs are made on torch's current device, so use
+    CUDA_VISIBLE_DEVICES for another.
     """
     gpus = torch.cuda.device_count()
     if asked is None:
@@ -33,10 +34,11 @@ def choose_device(asked: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(asked: str | torch.dtype | None, stored: str, device: torch.device) -> torch.dtype:
-    """What is asked for, or else (also by vLLM's "auto") the checkpoint's own where the device computes in it. "half"
-    is float16 and "float" float32, as vLLM has it.
+    """The dtype asked for; without one, or with vLLM's "auto", the checkpoint's own where the device computes in it.
+    "half" is float16 and "float" float32, like in vLLM. ValueError for any other name.
 
-    A CPU without bf16 arithmetic gets float32, a GPU before compute capability 8.0 (a T4) float16 for bfloat16.
+    If none is asked for, a CPU without bf16 arithmetic gets float32, and a GPU before compute capability 8.0 (a T4)
+    float16 for bfloat16.
     """
     asked = None if asked == "auto" else {"half": "float16", "float": "float32"}.get(str(asked), asked)
     name = stored if asked is None else str(asked).removeprefix("torch.")

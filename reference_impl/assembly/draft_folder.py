@@ -57,7 +57,7 @@ _MOST_HEADS = 64
 
 
 def method_in(folder: Path) -> Method:
-    """By its config.json; "draft" also where there is none that can be read, which loading it will say."""
+    """The method that the folder's config.json names; "draft" also where none can be read: loading it then fails."""
     try:
         names = read_object(folder / "config.json", ConfigError, _MOST_BYTES).get("architectures")
     except (ConfigError, OSError):
@@ -66,7 +66,7 @@ def method_in(folder: Path) -> Method:
 
 
 def with_method(config: EngineConfig, folder: Path) -> EngineConfig:
-    """The method goes by what is in the folder. ValueError if another one is asked for."""
+    """The config with the method of the draft model in the folder. ValueError if it asks for another one."""
     method = method_in(folder)
     if config.speculative not in ("off", method):
         raise ValueError(
@@ -83,7 +83,8 @@ def load_feature_head(
     max_position: int | None = None,
     kernels: Asked = "auto",
 ) -> FeatureHead:
-    """Arguments as of `load_model`. ConfigError, CheckpointError where the folder does not fit."""
+    """Loads a feature head or a module of multi-token prediction. Arguments: see `load_model`. ConfigError or
+    CheckpointError where the folder does not fit."""
     folder, device = Path(folder), torch.device(device)
     path = folder / "config.json"
     raw = read_object(path, ConfigError, _MOST_BYTES)
@@ -119,7 +120,8 @@ def load_feature_head(
 
 
 def _draft_tokens(raw: dict[str, Any], vocab_size: int, where: Path, device: torch.device) -> torch.Tensor | None:
-    """[any] int64, sorted; None: all tokens. ConfigError for anything but different tokens of the vocabulary."""
+    """The tokens that drafts are chosen from, [any] int64, sorted; None: all tokens. ConfigError for anything but
+    different tokens of the vocabulary."""
     given = raw.get("draft_tokens")
     if given is None:
         return None
@@ -139,8 +141,8 @@ def load_medusa_heads(
     max_position: int | None = None,
     kernels: Asked = "auto",
 ) -> MedusaHeads:
-    """Arguments as of `load_model`; max_position is not used. ConfigError, CheckpointError where the folder does not
-    fit."""
+    """Loads Medusa heads. Arguments: see `load_model`; max_position is not used. ConfigError or CheckpointError where
+    the folder does not fit."""
     folder, device = Path(folder), torch.device(device)
     path = folder / "config.json"
     raw = read_object(path, ConfigError, _MOST_BYTES)
@@ -178,11 +180,11 @@ LOADERS: dict[Method, Callable[..., Any]] = {
 
 
 def load_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Drafts:
-    """With positions and kernels as the config asks of the target."""
+    """Loads the draft model in the folder, with the positions and kernels that the config sets for the target."""
     found: Drafts = LOADERS[method_in(folder)](folder, dtype, device, config.max_model_len, config.attention)
     return found
 
 
 def parts_with_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Parts:
-    """Found by name in a worker's process."""
+    """Parts with the draft model in the folder. A worker's process finds this function by name."""
     return Parts(draft_model=load_draft(folder, dtype, device, config))

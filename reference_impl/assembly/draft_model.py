@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 def method_of(draft: Drafts) -> str:
-    """As of EngineConfig.speculative."""
+    """The value of EngineConfig.speculative that stands for this kind of draft model."""
     return getattr(draft, "method", "draft")
 
 
 def must_follow(config: EngineConfig, draft: Drafts | None) -> bool:
-    """As of `Adapting`. draft: None also where it lies in another process; then what the config names counts."""
+    """Whether a draft model must compute every step's tokens to go on drafting: see `Adapting`. draft: None also where
+    it is in another process; then the config's method counts."""
     from reference_impl.assembly.speculation import EARLY_EXIT
 
     method = config.speculative if draft is None else method_of(draft)
@@ -29,12 +30,13 @@ def must_follow(config: EngineConfig, draft: Drafts | None) -> bool:
 
 
 def has_cache(draft: Drafts | None) -> TypeGuard[Decoder | FeatureHead]:
-    """Of its own, beside the target's."""
+    """Whether the draft model has a KV cache of its own, beside the target's."""
     return draft is not None and hasattr(draft, "rotary")
 
 
 def exit_layer(config: EngineConfig, target: Decoder) -> int:
-    """How many of the target's layers draft, 0 for none. ConfigError if it has not as many, or none is to."""
+    """How many of the target's first layers draft; 0: none. ConfigError if exit_layer is not below the target's number
+    of layers, or is given without early exit."""
     from reference_impl.assembly.speculation import EARLY_EXIT
 
     if config.speculative != EARLY_EXIT:
@@ -53,7 +55,7 @@ def exit_layer(config: EngineConfig, target: Decoder) -> int:
 
 
 def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
-    """Of all its layers."""
+    """The KV spec of the draft model's own cache, one group of all its layers."""
     c = draft.config
     each = widths(config.kv_dtype, draft.dtype)
     return KVSpec(c.num_layers, c.num_kv_heads, c.head_dim, config.block_size, **each)
@@ -62,8 +64,8 @@ def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
 def check_draft_model(
     parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, config: EngineConfig
 ) -> None:
-    """ConfigError where Parts.draft_model cannot draft for the target. specs: the target's KV groups. longest: tokens
-    of a sequence."""
+    """Raises ConfigError if Parts.draft_model cannot draft for the target. specs: the target's KV groups. longest: the
+    most tokens of a sequence."""
     from reference_impl.assembly.speculation import BY_MODEL, tree_of
 
     draft = parts.draft_model
@@ -108,7 +110,7 @@ def check_draft_model(
 
 
 def _check_cache(draft: Decoder | FeatureHead, given: str, parts: Parts, specs: Sequence[KVSpec], longest: int) -> None:
-    """ConfigError where its cache cannot go by the target's block tables."""
+    """Raises ConfigError if the draft model's cache cannot use the target's block tables."""
     positions = min(draft.config.max_position, draft.rotary.max_position)
     if positions < longest:
         raise ConfigError(

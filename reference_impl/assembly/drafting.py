@@ -20,7 +20,7 @@ from reference_impl.interfaces import AttentionBackend, Sampler, takes_bounds
 
 
 def tap_on(model: Any, draft: Draft) -> KeepsHidden | None:
-    """What stands for the model in the worker, where its hidden states are what is drafted from; None: they are not."""
+    """Wraps the model for the worker so that its hidden states are kept, where drafts are made from them; else None."""
     if isinstance(draft, DraftModel):
         return None
     draft.model.follow(model)
@@ -31,7 +31,7 @@ def source_of(
     slots: Slots, sampler: Sampler | TorchSampler, tap: KeepsHidden | None, draft: Draft | None,
     tree: Tree | Growth | None, lookahead: Shape | None,
 ) -> Source:  # fmt: skip
-    """One of draft and lookahead. tap: as of `tap_on`."""
+    """The source of a worker's drafts. One of draft and lookahead is given. tap: see `tap_on`."""
     if lookahead is not None:
         return LookaheadSource(lookahead, slots)
     assert draft is not None
@@ -42,6 +42,6 @@ def source_of(
 
 
 def needs_lengths(sampler: Sampler | TorchSampler, *attention: AttentionBackend) -> bool:
-    """Whether any of these needs the lengths of texts on the host: then each step is waited for before the next."""
+    """Whether any of these needs the lengths of texts on the host, so that each step is waited for before the next."""
     on_device = isinstance(sampler, TorchSampler) and (sampler.captures or isinstance(sampler, GumbelSampler))
     return not (on_device and all(map(takes_bounds, attention)))

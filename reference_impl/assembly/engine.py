@@ -1,5 +1,5 @@
-"""The engine with all features: what `reference_impl.Engine` is. It is the core's, with parts that its options choose,
-and what it is asked for besides: samples, branches, pins, pages, grammars, hidden states."""
+"""The engine with all features, `reference_impl.Engine`. It extends the core's with parts that its options choose, and
+with samples, branches, pins, pages, grammars and hidden states."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ __all__ = ["Engine", "Pin", "StepResult"]
 
 
 class Engine(CoreEngine):
-    """A planner half, and the executor of a worker half that is made here, or of one that was made elsewhere, if
-    Parts.executor `ReportsFacts`; then `model` is what it reports of its model.
+    """A planner half, and the executor of a worker half. The worker half is made here, or was made elsewhere if
+    Parts.executor `ReportsFacts`; then `model` is what that reports of its model.
 
     parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict each
     other.
@@ -101,17 +101,17 @@ class Engine(CoreEngine):
 
     @property
     def kv_spec(self) -> KVSpec:
-        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        """The spec of the first KV group, the only one unless the model has layers of several kinds."""
         return self.kv_specs[0]
 
     @property
     def num_unpinned(self) -> int:
-        """Blocks that are in no pin."""
+        """The number of blocks that are in no pin."""
         return self.num_blocks - self._pins.num_blocks
 
     @property
     def num_broken_drafts(self) -> int:
-        """Drafts that came of a draft model's logits which are not numbers."""
+        """How many drafts came from a draft model's logits that are not numbers."""
         return self._drafts.num_broken_drafts
 
     @property
@@ -121,7 +121,7 @@ class Engine(CoreEngine):
 
     @property
     def max_request_len(self) -> int:
-        """Most tokens a request may have now, beside what is pinned: all but the last one need a slot in the cache."""
+        """The most tokens a request may have now, beside what is pinned: all but the last need a slot in the cache."""
         windows = [spec.window for spec in self.kv_specs]
         fits = longest_sequence(self.num_unpinned, self.block_size, windows, self.config.max_num_batched_tokens)
         return min(self.max_model_len, fits + 1)
@@ -187,28 +187,27 @@ class Engine(CoreEngine):
             )  # fmt: skip
 
     def fork(self, request_id: str, token: int) -> Request:
-        """As of `Branches`."""
+        """Starts a branch of a held request: see `Branches.fork`."""
         return self._branches.fork(request_id, token)
 
     def append(self, request_id: str, token: int) -> None:
-        """As of `Branches`."""
+        """Appends a token to a held request: see `Branches.append`."""
         self._branches.append(request_id, token)
 
     def pin(self, prefix: Sequence[int], cache_salt: str | None = None) -> Pin:
-        """As of `Pins`."""
+        """Keeps the cached blocks of a prefix from being evicted: see `Pins.pin`."""
         return self._pins.pin(prefix, cache_salt)
 
     def unpin(self, pin: Pin) -> None:
-        """As of `Pins`."""
+        """Lets the blocks of a pin be evicted again: see `Pins.unpin`."""
         self._pins.unpin(pin)
 
     def capture_graphs(self, longest: int | None = None) -> int:
-        """On a GPU: captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, where
-        otherwise each is captured when it is needed first, while all requests wait. Returns how many; 0 without graphs.
-        """
+        """Captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, and returns how
+        many; 0 without graphs. Otherwise each is captured when it is first needed, while all requests wait."""
         return self.executor.capture_all(longest) if isinstance(self.executor, CapturesGraphs) else 0
 
     def save_pages(self) -> None:
-        """Steps until all pages are saved, up to the store's timeout."""
+        """Runs steps until all pages are saved, up to the store's timeout."""
         if self._pages is not None:
             self._pages.save()

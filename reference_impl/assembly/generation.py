@@ -32,8 +32,8 @@ logger = logging.getLogger("inferlab.engine")
 class Generation(core_llm.Generation):
     """One request with its text. others: with n > 1, the other samples of the same prompt.
 
-    What fails while its tokens become text, log-probabilities or calls ends it with finish_reason "error", and no other
-    request: `Request.error` says why.
+    An error while its tokens become text, log-probabilities or calls ends this request, with finish_reason "error", and
+    no other: `Request.error` says why.
     """
 
     engine: Engine
@@ -66,7 +66,7 @@ class Generation(core_llm.Generation):
         self.engine.trace.amend(self.request.id, "stop", len(self.request.output_tokens))
 
     def fail(self, why: Exception) -> None:
-        """Ends it with an error, also if it had ended."""
+        """Ends the request with an error, even if it had ended already."""
         r = self.request
         r.error = f"request {r.id!r}: its output cannot be given: {type(why).__name__}: {why}"
         logger.error("%s", r.error, exc_info=why)
@@ -99,12 +99,12 @@ class Generation(core_llm.Generation):
 
     @property
     def cut_by(self) -> Cut | None:
-        """Of a request that ended by its length: what bounded it."""
+        """What bounded the length of a request that ended by its length; otherwise None."""
         return cut_by(self.request, self.engine.max_model_len) if self.finish_reason == "length" else None
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string, or the token of stop_token_ids, that ended it."""
+        """The stop string, or the token of stop_token_ids, that ended the request; None if neither did."""
         return stop_reason(self.request, None if self.text is None else self.text.stopped_by)
 
 

@@ -12,7 +12,7 @@ from reference_impl.models.gguf_tokenizer import gguf_tokenizer, special_tokens
 
 
 def take_texts(path: Path, templates: ChatTemplates) -> Tokenizer:
-    """The file's tokenizer; its chat template goes into templates."""
+    """Returns the file's tokenizer, and puts its chat template, if it has one, into templates."""
     file = GgufFile(path)
     if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
         templates.put(template, f"{path}, tokenizer.chat_template", special_tokens(file))

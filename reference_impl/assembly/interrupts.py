@@ -11,8 +11,8 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C is raised at the end of the block; pressed twice, at once. With another handler installed, or outside
-    the main thread, nothing changes."""
+    """Delays Ctrl-C to the end of the block; pressed twice, it is raised at once. With another handler installed, or
+    outside the main thread, nothing changes."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -19,10 +19,10 @@ def kv_manager(
     index: PrefixIndex | None = None,
     host_pool: BlockPool | None = None,
 ) -> KVManager:
-    """Block tables over one pool.
+    """The KV manager for these options, with block tables over one pool.
 
-    windows: per KV group its sliding window, or None. index: where computed prefixes can be found again; only for
-    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out.
+    windows: the sliding window of each KV group, or None. index: finds computed prefixes; only for models whose layers
+    all see everything. host_pool: blocks of host memory for requests that are swapped out.
     """
     if tuple(windows) == (None,):
         if host_pool is None:
@@ -47,7 +47,8 @@ def stored_kv_manager(
     root: bytes,
     host_pool: BlockPool | None = None,
 ) -> FetchingKVManager:
-    """Block tables over one pool, with a page store behind their prefix cache; see `FetchingKVManager`."""
+    """A KV manager with block tables over one pool, and a page store behind its prefix cache. See `FetchingKVManager`;
+    host_pool: blocks of host memory for requests that are swapped out."""
     options: dict[str, Any] = {"index": index, "store": store, "root": root}
     if host_pool is None:
         from reference_impl.features.transfer.stored import FetchingKVManager

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def widths(kv_dtype: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Of keys and values in the cache, as fields of `KVSpec`. dtype: the model's. A scale is one for each head of a
-    slot."""
+    """The widths in bits of keys and values in the cache, and of their scales (one for each head of a slot) and zero
+    points, as fields of `KVSpec`. dtype: the model's."""
     stored = kv_format(kv_dtype)
     if stored is None:
         return {"bits_per_value": 8 * dtype.itemsize}
@@ -32,8 +32,8 @@ def kv_cache(
     num_host_blocks: int = 0,
     kv_dtype: str = "auto",
 ) -> PagedKVCache:
-    """dtype: the model's, in which keys and values are stored unless kv_dtype names a format. num_host_blocks: room in
-    host memory for blocks that are swapped out."""
+    """The KV cache. dtype: the model's, in which keys and values are stored unless kv_dtype names a format.
+    num_host_blocks: room in host memory for blocks that are swapped out."""
     import torch
 
     from reference_impl.core.kv_cache import PagedKVCache

@@ -11,7 +11,7 @@ from reference_impl.interfaces import Request
 
 class WindowedSwappingKVManager(WindowedKVManager, SwappingKVManager):
     def to_save(self, request: Request, num_computed: int) -> Tables:
-        """What no window shows any more is freed, and not saved."""
+        """The tables to save, after the blocks that no window shows any more are freed: they are not saved."""
         self.let_go(request, min(num_computed, surely_computed(request)))
         return super().to_save(request, num_computed)
 

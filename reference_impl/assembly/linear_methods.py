@@ -1,4 +1,4 @@
-"""Which LinearMethod a model gets: by how its weights are stored, its dtype, its device and its kernels."""
+"""Chooses a model's LinearMethod by how its weights are stored, its dtype, its device and its kernels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Quantizations = Quantization | Callable[[str], Quantization]  # of all linear la
 def choose_method(
     quantization: Quantization, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> LinearMethod:
-    """ValueError where the machine cannot do it: says what could be done instead.
+    """The method for this quantization. ValueError, which says what to do instead, where the machine has none.
 
-    A CPU has fast products for int4 and int8. For fp8 it has the twin, which shows on any machine what FP8 does to a
-    model's answers, at a small part of the speed of 16 bits; so has a GPU without Triton, for all three.
+    A CPU has fast products for int4 and int8. For fp8 it has the kernel's twin in torch, which shows on any machine
+    what FP8 does to a model's answers, at a small part of the speed of 16 bits; a GPU without Triton has the twins of
+    all three.
     """
     if quantization not in get_args(Quantization):
         raise ValueError(f"quantization: expected one of {', '.join(get_args(Quantization))}, got {quantization!r}")
@@ -51,7 +52,7 @@ def choose_method(
 def choose_methods(
     quantization: Quantizations, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> LinearMethod | Methods:
-    """One method, or where quantization is a function from the name of a layer, as many as it has answers."""
+    """One method for all layers or, where quantization is a function of a layer's name, one for each of its answers."""
     if not callable(quantization):
         return choose_method(quantization, dtype, device, kernels)
     kind_of, method_of = quantization, functools.cache(lambda kind: choose_method(kind, dtype, device, kernels))
@@ -59,7 +60,7 @@ def choose_methods(
 
 
 def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
-    """In a word what quantization makes of weights; "" for "none". Of a function: what it answers, layer by layer."""
+    """What quantization makes of the weights, in a word; "" for "none". For a function: its answers, layer by layer."""
     from reference_impl.models.moe import expert_layers
 
     if not callable(quantization):
@@ -75,11 +76,12 @@ def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
 
 
 def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Head:
-    """For a model whose linear layers have the method. Where each has its own, it is that of the name "lm_head".
+    """The product with lm_head of a model whose linear layers have this method; where each has its own, method is the
+    one of the name "lm_head".
 
     On a CPU in bfloat16 a copy of lm_head is packed, which halves the time of a product that is a third of a small
-    model's step; in float32 so is a large one. The copy takes as much memory as lm_head.
-    With int4 a tied one, where the embedding keeps its 16 bits for looking up, is copied in 4 bits: a sixth of the
+    model's step; in float32 only a large one is. The copy takes as much memory as lm_head.
+    With int4 a tied lm_head is copied in 4 bits, while the embedding keeps its 16 bits for looking up: a sixth of the
     time, for 1 to 2 % more perplexity of the course model. An untied one stays in 16 bits, and so does any other.
     """
     from reference_impl.models.quantization.cpu import CpuInt4
@@ -123,8 +125,8 @@ def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.d
 
 
 def methods_of(given: LinearMethod | Methods) -> Methods:
-    """One method for all layers, or a function that is asked for each. TypeError for anything else; of what a function
-    gives, it names the layer."""
+    """A function from a layer's name to its method, for one method for all layers or such a function. TypeError for
+    anything else; if a function gives it, the error names the layer."""
     expected = "expected a LinearMethod (create, load, finish, apply)"
     if isinstance(given, type):
         raise TypeError(f"linear_method: {expected}, got the class {given.__name__}: make one of it")

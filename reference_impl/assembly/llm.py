@@ -164,9 +164,9 @@ class LLM(core_llm.LLM, ChatEncoder):
         lora_request: None = None,
         priority: None = None,
     ) -> list[RequestOutput]:
-        """Runs all prompts together; results in the order of the prompts. sampling: for all, or one for each; vLLM's
-        name for it, sampling_params, will do. use_tqdm: accepted; no bar is shown. lora_request and priority,
-        vLLM's, are None; `start` has a priority."""
+        """Runs all prompts together; returns the results in the order of the prompts. sampling: one for all, or one for
+        each; vLLM's name, sampling_params, works too. use_tqdm: accepted, but no bar is shown. lora_request and
+        priority, vLLM's, must be None; `start` takes a priority."""
         for name, asked in (("lora_request", lora_request), ("priority", priority)):
             if asked is not None:
                 raise ValueError(f"generate: {name}: expected None, got {asked!r}: not implemented")
@@ -175,11 +175,12 @@ class LLM(core_llm.LLM, ChatEncoder):
         return cast(list[RequestOutput], super().generate(cast(list[Prompt], listed(prompts)), asked))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """vLLM's: what is asked for where nothing is, with the defaults of the model's generation_config.json."""
+        """The parameters used where none are given, with the defaults of the model's generation_config.json (vLLM's
+        method)."""
         return SamplingParams(**self.sampling_defaults)
 
     def encode(self, prompt: AnyPrompt) -> list[int]:
-        """Token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more."""
+        """The token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more in it."""
         return super().encode(plain(prompt))
 
     def chat(
@@ -193,11 +194,12 @@ class LLM(core_llm.LLM, ChatEncoder):
         tool_choice: ToolChoice = "auto",
         **options: Any,
     ) -> list[RequestOutput]:
-        """The answers to conversations, in the model's chat template: a list, for one conversation of one output.
+        """The answers to conversations, in the model's chat template: a list, also for one conversation.
 
-        messages: of one conversation, or of several. messages, tools: as OpenAI's, see `ChatEncoder.chat_text`, which
-        has the options. sampling, sampling_params, use_tqdm: as those of `generate`. tool_choice: "auto", or
-        "none": the model is not shown tools. With a tool_call_parser, calls in an answer are its `tool_calls`.
+        messages: those of one conversation, or a list of several. messages and tools are OpenAI's, see
+        `ChatEncoder.chat_text`, also for options. sampling, sampling_params, use_tqdm: see `generate`. tool_choice:
+        "auto", or "none": the model is not shown tools. With a tool_call_parser, calls in an answer become its
+        `tool_calls`.
         """
         shown = shown_tools(tools, tool_choice)
         prompts = [self.chat_prompt(one, shown, **options) for one in conversations(messages)]
@@ -206,8 +208,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         return outputs if not shown or parser is None else [with_all_calls(output, parser) for output in outputs]
 
     def get_tokenizer(self) -> Any:
-        """vLLM's: the tokenizer of `transformers` for the model's folder (`self.tokenizer` is that of `tokenizers`).
-        ImportError without transformers, ValueError for a model without a folder."""
+        """The tokenizer of `transformers` for the model's folder (vLLM's method; `self.tokenizer` is that of
+        `tokenizers`). ImportError without transformers, ValueError for a model without a folder."""
         if self.folder is None:
             raise ValueError(f"{self.where} has no tokenizer")
         if is_gguf(self.folder):
@@ -220,7 +222,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         return AutoTokenizer.from_pretrained(self.folder)
 
     def stream(self, prompt: AnyPrompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. Leaving the loop early aborts the request. RuntimeError where it
+        """Yields pieces of text as they become certain. Leaving the loop early aborts the request. RuntimeError if it
         fails (finish_reason "error")."""
         if sampling is not None and sampling.n != 1:
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
@@ -229,8 +231,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     def embed(
         self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean", *, normalize: bool = True
     ) -> list[EmbeddingRequestOutput]:
-        """Of each prompt, under `outputs.embedding`, [hidden_size] numbers: the mean of its tokens' hidden states, or
-        the last one's; scaled to length 1, as the server's are, or as they are. RuntimeError for one that fails."""
+        """The embedding of each prompt, `outputs.embedding`, [hidden_size] numbers: the mean of its tokens' hidden
+        states, or the last one's, scaled to length 1 (as the server's) if normalize. RuntimeError if one fails."""
         requests: list[Request] = []
         try:
             for prompt in listed(prompts):
@@ -254,9 +256,10 @@ class LLM(core_llm.LLM, ChatEncoder):
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
 
     def start(self, prompt: AnyPrompt, sampling: SamplingParams, **options: Any) -> Generation:
-        """Queues a prompt; sample 0, with the others in `others`. The caller must `leave` it.
+        """Queues a prompt; returns its sample 0, with the others in `others`. The caller must `leave` it.
 
-        options: those of Engine.add.
+        options: those of Engine.add. ValueError for tokens from a model without lm_head, and bad_words without a
+        tokenizer or with a grammar.
         """
         if not self.has_head and options.get("pooling") is None:
             raise ValueError(f"{self.where} has no lm_head, so it gives hidden states and no tokens: use embed")
@@ -283,15 +286,15 @@ class LLM(core_llm.LLM, ChatEncoder):
         return generation
 
     def step(self) -> StepResult:
-        """One step of the engine; each token goes to its request, also to one that another caller streams.
+        """Runs one step of the engine. Each token goes to its request, also if another caller streams that one.
 
-        Ctrl-C waits for its end: interrupted in the middle, neither the engine nor the other requests could go on.
+        Ctrl-C waits for its end: after an interrupted step neither the engine nor the other requests could go on.
         """
         with uninterrupted():
             return super().step()
 
     def leave(self, generation: core_llm.Generation) -> None:
-        """Drops it, with its other samples; what is not finished is aborted and its blocks are freed now."""
+        """Drops a request with its other samples; those not finished are aborted and their blocks are freed now."""
         for other in cast(Generation, generation).others:
             super().leave(other)
         super().leave(generation)

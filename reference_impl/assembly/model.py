@@ -1,4 +1,4 @@
-"""A whole model: of its family, with kernels for its device, its linear layers stored and multiplied as was asked."""
+"""A whole model of its family, with kernels for its device, and linear layers stored and multiplied as asked."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def load_model(
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
 ) -> Decoder:
-    """Reads config and weights, of a Hugging Face folder or a GGUF file. dtype None keeps the checkpoint's own;
-    kernels: see `choose_backend`.
+    """Loads a model from a Hugging Face folder or a GGUF file: reads its config and weights. dtype None keeps the
+    checkpoint's own; kernels: see `choose_backend`.
 
     quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
@@ -114,7 +114,7 @@ def _load_gguf(
     quantization: Quantizations,
     linear_method: LinearMethod | Methods | None,
 ) -> Decoder:
-    """`load_model` of a GGUF file, whose linear layers are kept as they lie there."""
+    """`load_model` for a GGUF file, whose linear layers are kept as they are stored."""
     from reference_impl.assembly.stored_weights import methods_of_layouts
     from reference_impl.models.gguf_file import GgufFile
     from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
@@ -160,7 +160,7 @@ def _table(model: Decoder, folder: Path) -> dict[str, Destination]:
 
 
 def _embedding(model: Decoder, layout: Layout, table: dict[str, Destination], folder: Path) -> dict[str, Destination]:
-    """The tensors of an embedding that comes quantized, in place of the one that the table has of it."""
+    """The tensors of an embedding that comes quantized; the plain one is removed from the table."""
     name = "model.embed_tokens"
     del table[f"{name}.weight"]
     try:
@@ -181,7 +181,7 @@ def build_model(
 ) -> Decoder:
     """A model with memory for its weights, which `destinations` and then `finish` fill. Options: see `load_model`.
 
-    ConfigError if a CPU's machine has less memory than they take.
+    ConfigError if the machine has too little memory for the rotary table or, on a CPU, for the weights.
     """
     device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
     if max_position is not None and max_position > config.max_position:  # tables of that length would come first
@@ -255,7 +255,7 @@ def dummy_model(
 
 
 def num_bytes(model: Decoder) -> int:
-    """Memory of all weights as they are stored."""
+    """The bytes of all weights as they are stored."""
     linears = all_linears(model)
     others = model.num_parameters() - sum(linear.num_parameters() for linear in linears)
     return others * model.dtype.itemsize + sum(linear.weight_bytes() for linear in linears)
@@ -264,7 +264,7 @@ def num_bytes(model: Decoder) -> int:
 def _check_experts(
     config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
 ) -> None:
-    """ValueError where experts would have to be stored in a way that the kernel which multiplies them cannot read."""
+    """Raises ValueError if experts would be stored in a way that the kernel for experts cannot read."""
     from reference_impl.models.moe import expert_layers
 
     if config.experts is None or kernels.backend != "triton":

@@ -1,5 +1,5 @@
-"""What callers of vLLM write, in this engine's words: options under vLLM's names, and near matches for a name that is
-unknown; prompts and conversations as texts, token ids or dicts, one or several."""
+"""Translates what callers of vLLM write: options under vLLM's names, with near matches for an unknown name; prompts and
+conversations as texts, token ids or dicts, one or several."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ TRANSLATED = (
 
 
 def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-    """Fields of EngineConfig, of options under our names and vLLM's. One of vLLM's that is None is not given.
+    """The fields of EngineConfig for options under our names and vLLM's. An option of vLLM's that is None is left out.
 
-    TypeError with near matches for a name that is neither; others: more names that it may have meant. ValueError for a
-    value that cannot be, and where two names contradict each other.
+    TypeError with near matches for a name that is neither; others: more names that may have been meant. ValueError for
+    a value that is not possible, and where two names contradict each other.
     """
     own = [field.name for field in fields(EngineConfig)]
     known = [*own, *SAME, *TRANSLATED, *WITHOUT_EFFECT]
@@ -63,7 +63,7 @@ def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str
 
 
 def _meaning(name: str, value: Any) -> dict[str, Any]:
-    """Of one of vLLM's options in fields of EngineConfig."""
+    """The fields of EngineConfig that one of vLLM's options stands for. ValueError for a value that is not possible."""
     if name in WITHOUT_EFFECT:
         allowed = WITHOUT_EFFECT[name]
         if allowed != ANY and value not in allowed:
@@ -93,7 +93,7 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
 
 
 def _speculative(value: Any) -> dict[str, Any]:
-    """Of vLLM's speculative_config."""
+    """The fields of EngineConfig that vLLM's speculative_config stands for. ValueError for anything else in it."""
     known = {"method": "speculative", "num_speculative_tokens": "num_drafts"}
     if isinstance(value, Mapping) and "model" in value:
         raise ValueError(
@@ -109,14 +109,14 @@ def _speculative(value: Any) -> dict[str, Any]:
 
 
 class TokensPrompt(TypedDict):
-    """vLLM's: token ids, maybe with the text they were made of."""
+    """vLLM's prompt of token ids, maybe with the text that they were made from."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
 
 
 class TextPrompt(TypedDict):
-    """vLLM's: a text."""
+    """vLLM's prompt of a text."""
 
     prompt: str
 
@@ -132,7 +132,7 @@ def listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
 
 
 def plain(prompt: AnyPrompt) -> Prompt:
-    """Of vLLM's dicts the token ids, or else the text."""
+    """The prompt in our form: for one of vLLM's dicts its token ids, or else its text. ValueError for another dict."""
     if not isinstance(prompt, Mapping):
         return prompt
     given: Mapping[str, Any] = prompt
@@ -146,6 +146,6 @@ def plain(prompt: AnyPrompt) -> Prompt:
 
 
 def conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
-    """One or several, as a list."""
+    """One conversation or several, as a list."""
     several = isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages)
     return messages if several else [messages]

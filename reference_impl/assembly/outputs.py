@@ -20,8 +20,9 @@ Cut = Literal["max_tokens", "max_model_len", "kv_cache"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """Of one token in one place. rank: 1 is the likeliest; None where it is not among those reported.
-    decoded_token: what it is within a text, as " true" of SentencePiece's ▁true; None without a tokenizer."""
+    """The log-probability of one token at one position. rank: 1 is the likeliest; None where it is not among those
+    reported. decoded_token: its text within a text, such as " true" for SentencePiece's ▁true; None without a
+    tokenizer."""
 
     logprob: float
     rank: int | None = None
@@ -32,10 +33,10 @@ class Logprob:
 class CompletionOutput:
     """One sample, with vLLM's names.
 
-    token_ids end with the token that completed the sample. logprobs: of each the chosen token and the likeliest ones,
-    {token id: Logprob}; None unless they were asked for, as cumulative_logprob, the sum of the chosen tokens'.
-    finish_reason: "stop", "length", "abort", "error". stop_reason: which stop string, or token of stop_token_ids, ended
-    it.
+    token_ids end with the token that completed the sample. logprobs: for each token the chosen one and the likeliest,
+    {token id: Logprob}; cumulative_logprob: the sum over the chosen tokens; both None unless they were asked for.
+    finish_reason: "stop", "length", "abort", "error". stop_reason: the stop string, or the token of stop_token_ids,
+    that ended it.
     """
 
     index: int
@@ -79,20 +80,20 @@ class RequestOutput(core_llm.RequestOutput):
 
     @property
     def finished(self) -> bool:
-        """vLLM's; outputs of `generate` are."""
+        """Always True, since `generate` returns finished outputs; vLLM has this property."""
         return True
 
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """embedding: [hidden_size] numbers."""
+    """An embedding, [hidden_size] numbers."""
 
     embedding: list[float]
 
 
 @dataclass(frozen=True)
 class EmbeddingRequestOutput:
-    """What `LLM.embed` returns of a prompt, with vLLM's names."""
+    """What `LLM.embed` returns for a prompt, with vLLM's names."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -100,7 +101,7 @@ class EmbeddingRequestOutput:
 
 
 def cut_by(request: Request, max_model_len: int) -> Cut | None:
-    """What bounds the length of a request that ended by it; None for one that ended otherwise, or runs."""
+    """What bounded the length of a request that ended by its length; None for one that ended otherwise, or runs."""
     if request.finish_reason != "length":
         return None
     asked = request.num_prompt_tokens + request.sampling.max_tokens
@@ -110,7 +111,7 @@ def cut_by(request: Request, max_model_len: int) -> Cut | None:
 
 
 def stop_reason(request: Request, stopped_by: str | None) -> str | int | None:
-    """stopped_by: the stop string that ended the text."""
+    """The stop string (stopped_by) or the token of stop_token_ids that ended the request; None if neither did."""
     if stopped_by is not None or request.finish_reason != "stop" or not request.output_tokens:
         return stopped_by
     last = request.output_tokens[-1]
@@ -118,7 +119,7 @@ def stop_reason(request: Request, stopped_by: str | None) -> str | int | None:
 
 
 def logprob_dicts(reports: Sequence[TokenLogprobs], texts: core_llm.LLM) -> list[dict[int, Logprob]]:
-    """In vLLM's shape. texts: whose tokenizer says what a token is."""
+    """The reports in vLLM's shape, {token id: Logprob} for each token. texts: its tokenizer gives decoded_token."""
 
     tokens = None if texts.tokenizer is None else token_text(texts.tokenizer)
 

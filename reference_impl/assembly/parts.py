@@ -1,4 +1,4 @@
-"""What an engine is made of, and what can be given in place of its own."""
+"""The parts of an engine that can be replaced by your own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReportsFacts(Protocol):
 
 @runtime_checkable
 class FollowsOptions(Protocol):
-    """An executor that may have been made with the engine's own options, elsewhere: then none of them is lost."""
+    """An executor that says whether it was made elsewhere with the engine's own options, so that none is lost."""
 
     @property
     def follows_options(self) -> bool: ...
@@ -72,5 +72,5 @@ class Parts:
 
 
 def part(given: T | None, make: Callable[[], T]) -> T:
-    """Not `given or make()`: a part of length 0, an empty index, is false."""
+    """The part given, or a new one. Not `given or make()`: a part of length 0, such as an empty index, is false."""
     return make() if given is None else given

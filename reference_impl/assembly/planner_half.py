@@ -1,4 +1,4 @@
-"""The half of an engine that plans: made of an engine's options, those of its parts that plan, and the facts of the
+"""The half of an engine that plans. It is made from the engine's options, its parts that plan, and the facts of the
 worker that it plans for."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from reference_impl.observe.trace import Trace
 
 
 class PlannerHalf:
-    """Blocks, KV manager, scheduler, planner, clock and trace: those of `parts`, or the defaults. executor: what the
-    steps will go to, or stands for it. config: as of `checks.settled`. ValueError or ConfigError where worker, parts
-    and options contradict each other.
+    """Blocks, KV manager, scheduler, planner, clock and trace: those of `parts`, or the defaults. executor: the one
+    that the steps will go to, or a stand-in. config: from `checks.settled`. ValueError or ConfigError where worker,
+    parts and options contradict each other.
 
     depth: how many steps may be in flight.
     """
@@ -52,7 +52,7 @@ class PlannerHalf:
 
 
 def make_kv_manager(config: EngineConfig, parts: Parts, worker: Facts, pool: AnyBlockPool) -> KVManager:
-    """ConfigError if there is a page store and no prefix cache."""
+    """The KV manager for these options. ConfigError if there is a page store and no prefix cache."""
     specs = worker.kv_specs
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
     host_pool = BlockPool(worker.num_host_blocks) if worker.num_host_blocks else None

@@ -1,4 +1,4 @@
-"""What a CPU's products with weights are computed by, in words: `inferlab doctor` prints it."""
+"""Says in words how a CPU computes products with weights: `inferlab doctor` prints it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS: dict[type, str] = {
 
 
 def products() -> dict[str, str]:
-    """By the dtype or format of the weights, which method multiplies them on this CPU."""
+    """How weights are multiplied on this CPU: {dtype or format: method, in words}."""
     cpu, found = torch.device("cpu"), {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found[str(dtype).removeprefix("torch.")] = how(type(default_method(dtype, cpu)))
@@ -32,7 +32,7 @@ def products() -> dict[str, str]:
 
 
 def of_one_row() -> str:
-    """Where a model's steps of one token are compiled (`features/compiled`), or what is missing for it."""
+    """How a model's steps of one token are compiled (`features/compiled`), or what is missing for it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))), None)
     if compiler is None:
         return "cannot be here, for want of a C++ compiler"
@@ -40,12 +40,12 @@ def of_one_row() -> str:
 
 
 def how(method: type) -> str:
-    """Of a LinearMethod that a CPU's models have."""
+    """The words for a LinearMethod that models on a CPU have."""
     if method is CpuInt8:
         return f"torch's 8-bit product up to {few_rows()} rows of 16 bits, a wider copy of the weight beyond"
     return _WORDS[method]
 
 
 def in_words() -> str:
-    """`products`, on one line."""
+    """`products` on one line."""
     return "; ".join(f"{name}: {words}" for name, words in products().items())

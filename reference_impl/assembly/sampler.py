@@ -16,7 +16,7 @@ sample = CalledSampler()
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """The `distribution` of rows with these parameters, logits [rows, vocab_size] -> the same shape."""
+    """The distribution that rows with these parameters are drawn from: logits [rows, vocab_size] -> the same shape."""
     settings = np.array([settings_of(p, 0, 0) for p in params], SETTINGS)
     columns = TorchSampler().columns(settings, np.zeros(len(params), np.int64))
     return distribution(logits, to_device({"temperature": settings["temperature"], **columns}, logits.device))

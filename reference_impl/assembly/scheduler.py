@@ -1,5 +1,5 @@
-"""The engine's scheduler: the core's, with the features that an engine's options need, and no others. So a step does
-nothing for a feature that is off."""
+"""The engine's scheduler: the core's, with only those features that the engine's options need. So a step does nothing
+for a feature that is off."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def continuous_batching(
     must_follow: bool = True,
     shows_drafts: bool = False,
 ) -> Scheduler:
-    """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
-    "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
-    (and drops them where that is full). num_drafts: drafts that a decoding row has verified, as far as budget and
-    blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
-    num_stages: of an executor that `RunsStages`, otherwise 1. tree: drafts are a tree of this shape, or grown so;
-    max_len: then, positions of a request. must_follow: as of `Adapting`. shows_drafts: as of `Drafting`.
+    """The scheduler for these options. admission: "fill" admits a request when its known tokens fit, and preempts when
+    blocks run out later; "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap"
+    moves them to the host (and drops them where that is full). num_drafts: drafts verified for each decoding row, as
+    far as budget and blocks allow; host_proposer: makes them; None: the worker does; adaptive_drafts: no more than pay.
+    num_stages: those of an executor that `RunsStages`, otherwise 1. tree: the shape of draft trees, or how they grow;
+    max_len: positions of a request, for trees. must_follow: see `Adapting`. shows_drafts: see `Drafting`.
     """
     kind: type[Scheduler] = Scheduler
     options: dict[str, Any] = {}

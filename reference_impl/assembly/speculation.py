@@ -28,7 +28,7 @@ BY_HOST = ("ngram", "suffix")  # from the texts of requests, where steps are pla
 
 
 def host_proposer(method: str) -> HostProposer:
-    """Of one of BY_HOST."""
+    """The host proposer of a method in BY_HOST."""
     if method == "ngram":
         from reference_impl.features.speculative.ngram import NgramProposer
 
@@ -39,8 +39,8 @@ def host_proposer(method: str) -> HostProposer:
 
 
 def with_drafts(config: EngineConfig, parts: Parts) -> EngineConfig:
-    """With a number of drafts, where a method is named. ValueError where there is a proposer, or a scheduler that would
-    ask none, already, or no draft model."""
+    """The config with a number of drafts, where a method is named. ValueError for a method that needs a draft model and
+    has none, beside a proposer or scheduler in Parts, and for options that contradict each other."""
     check_lookahead(config)
     check_acceptance(config, parts)
     if tree_of(config) is not None:
@@ -65,7 +65,7 @@ def with_drafts(config: EngineConfig, parts: Parts) -> EngineConfig:
 
 
 def tree_of(config: EngineConfig) -> Tree | Growth | None:
-    """Of the drafts that a row has; None: they are a chain."""
+    """The tree of a row's drafts, or how it grows; None: drafts are a chain."""
     if shape := lookahead_of(config):
         return shape.tree
     if not config.draft_tree:
@@ -87,7 +87,7 @@ def lookahead_of(config: EngineConfig) -> Shape | None:
 
 
 def check_lookahead(config: EngineConfig) -> None:
-    """ValueError where its shape would not be used."""
+    """Raises ValueError if a lookahead shape is given and would not be used."""
     if config.lookahead and config.speculative != LOOKAHEAD:
         raise ValueError(
             f"lookahead={tuple(config.lookahead)} is for speculative={LOOKAHEAD!r}, and it is {config.speculative!r}: "
@@ -96,7 +96,7 @@ def check_lookahead(config: EngineConfig) -> None:
 
 
 def check_acceptance(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where drafts cannot be kept as is asked."""
+    """Raises ValueError if drafts cannot be verified in the way that the config asks for."""
     if config.acceptance == "exact":
         return
     asked = f"acceptance={config.acceptance!r}"
@@ -108,7 +108,7 @@ def check_acceptance(config: EngineConfig, parts: Parts) -> None:
 
 
 def check_typical_sampler(parts: Parts) -> None:
-    """ValueError where drafts would be kept by another distribution than the one that is sampled from."""
+    """Raises ValueError if drafts would be verified by another distribution than the one that is sampled from."""
     from reference_impl.features.speculative.rejection import is_exact
 
     if parts.sampler is not None and not is_exact(parts.sampler):
@@ -119,7 +119,8 @@ def check_typical_sampler(parts: Parts) -> None:
 
 
 def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
-    """With the number of its drafts. ValueError or ConfigError where something else cannot be combined with a tree."""
+    """The config with the number of drafts in its tree. ValueError or ConfigError for options or parts that cannot be
+    combined with a tree."""
     tree = tree_of(config)
     assert tree is not None
     asked, num = f"draft_tree={config.draft_tree!r}", tree.num_nodes

@@ -1,4 +1,4 @@
-"""An engine in two processes: one plans, the other has the model. What goes between them are steps and replies."""
+"""An engine in two processes: one plans, the other has the model. They exchange steps and replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_worker(
     folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None,
     quantization: Quantizations = "none",
 ) -> tuple[Executor, Facts]:  # fmt: skip
-    """A worker half, with the model in `folder`."""
+    """Loads the model in `folder` into a worker half; returns its executor and its facts."""
     import torch
 
     from reference_impl.assembly.model import load_model
@@ -50,12 +50,12 @@ def split_engine(
     folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
     parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None, quantization: Quantizations = "none",
 ) -> Engine:  # fmt: skip
-    """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
+    """An engine that plans here, and whose model, in dtype, computes in another process on `device`.
 
-    parts: those that plan. make_parts: called in the other process, where it is found by name (a function of a module,
-    or a partial of one), gives those that compute. A page store is needed in both, over the same pages: one that says
-    how it is pickled, as FolderStore does, is sent there; of any other make_parts gives the worker's. ValueError where
-    parts are on the wrong side, planner and worker do not belong together, or the folder is broken; WorkerError
+    parts: those that plan. make_parts: gives those that compute; called in the other process, where it is found by name
+    (a function of a module, or a partial of one). A page store is needed in both, over the same pages: one that says
+    how it is pickled, such as FolderStore, is sent there; for any other, make_parts gives the worker's. ValueError
+    where parts are on the wrong side, planner and worker do not belong together, or the folder is broken; WorkerError
     where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
@@ -84,7 +84,7 @@ def split_engine(
 
 
 def _as_planned(worker: Facts, model: ModelConfig, dtype: str, config: EngineConfig, parts: Parts) -> Facts:
-    """The worker's facts, and in place of those that the planner knows by itself its own."""
+    """The worker's facts, with the planner's own in place of those that it knows by itself."""
     import torch
 
     return dataclasses.replace(
@@ -95,7 +95,8 @@ def _as_planned(worker: Facts, model: ModelConfig, dtype: str, config: EngineCon
 
 
 def _with_store(store: Any, make_parts: Callable[[], Parts] | None) -> Callable[[], Parts] | None:
-    """Parts of the worker, a store over the same pages among them."""
+    """A function that makes the worker's parts, with a store over the same pages. ValueError where the store does not
+    say how it is pickled and there is no make_parts."""
     if any("__reduce__" in vars(kind) for kind in type(store).__mro__ if kind is not object):
         return partial(_and_store, store, make_parts)
     if make_parts is None:

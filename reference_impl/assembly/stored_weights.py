@@ -65,7 +65,8 @@ def stored_methods(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
     free: int | None = None,
 ) -> Methods | None:  # fmt: skip
-    """None where config.json says nothing of quantization. ConfigError for a form that is not read.
+    """The methods of a checkpoint's layers by its quantization_config; None where config.json has none. ConfigError for
+    a form that is not read.
 
     free: bytes of memory; None: enough.
     """
@@ -79,7 +80,7 @@ def stored_methods(
 
 
 def _layouts(raw: Any, path: Path) -> LayoutOf:
-    """`layouts`, and what only the headers of the files beside config.json say."""
+    """`layouts`, completed by what only the headers of the files beside config.json say."""
     folder, method = path.parent, raw.get("quant_method") if isinstance(raw, dict) else None
     if method == "torchao":
         refuse_pickled(folder)
@@ -98,8 +99,9 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
     alone = is_decoder_alone(folder)
 
     def of_file(name: str) -> Layout | None:
-        """Act-order "group" says nothing by itself: without g_idx, as later versions write it, groups are in order. A
-        decoder alone may have names without `model.`, and so may its config, each for itself."""
+        """The layout of a matrix in the files. Act-order "group" says nothing by itself: where later versions leave out
+        g_idx, groups are in order. A decoder alone may have names without `model.`, and so may its config, each for
+        itself."""
         layout = layout_of(name)
         if alone and layout is not None:
             layout = layout_of(name.removeprefix("model."))
@@ -107,13 +109,13 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
             return layout.base
         return layout
 
-    # Of lm_head some configs say nothing, and mean that it is not quantized: so its tensors are looked at.
+    # Some configs do not mention lm_head and mean that it is not quantized: so its tensors are looked at.
     plain_head = layout_of("lm_head") is not None and not stored_head(weight_files(folder))
     return lambda name: None if name == "lm_head" and plain_head else of_file(name)
 
 
 def embedding_layout(folder: Path) -> Layout | None:
-    """Of model.embed_tokens, where it comes quantized: torchao's headers say so, name by name. None: it does not."""
+    """The layout of model.embed_tokens if it comes quantized, which torchao's headers say by name; otherwise None."""
     path = folder / "config.json"
     raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
     if not isinstance(raw, dict) or raw.get("quant_method") != "torchao":
@@ -122,8 +124,8 @@ def embedding_layout(folder: Path) -> Layout | None:
 
 
 def with_parts(raw: Any) -> Any:
-    """A quantization_config in whose lists of names qkv_proj and gate_up_proj, as vLLM calls what it joins, also stand
-    for their parts: in names, and in regular expressions behind re:."""
+    """A quantization_config in whose lists qkv_proj and gate_up_proj, vLLM's names for joined layers, also stand for
+    their parts: in names, and in regular expressions behind re:."""
     if isinstance(raw, dict):
         return {key: with_parts(value) for key, value in raw.items()}
     if not isinstance(raw, list):
@@ -141,8 +143,8 @@ def with_parts(raw: Any) -> Any:
 
 
 def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
-    """The layout of each matrix by its name in the checkpoint. shapes: of its tensors, which FP8 needs. ConfigError for
-    what is not read, by name."""
+    """A function from a matrix's name in the checkpoint to its layout. shapes: those of the checkpoint's tensors, which
+    FP8 needs. ConfigError, with the field's name, for what is not read."""
     get = Fields(raw if isinstance(raw, dict) else {}, where)
     if not isinstance(raw, dict):
         raise get.error("", "an object", raw)
@@ -163,7 +165,8 @@ def methods_of_layouts(
     layout_of: LayoutOf, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
     free: int | None = None,
 ) -> Methods:  # fmt: skip
-    """A layer none of whose parts is quantized has the method that any model has. free: as of `stored_methods`."""
+    """The method of each layer, by the layouts of its parts. A layer without a quantized part has the method that any
+    model has. free: see `stored_methods`."""
     fits = free is None or decoded_bytes(config, dtype) <= free // 2
 
     def method(name: str) -> LinearMethod:
@@ -182,13 +185,13 @@ def methods_of_layouts(
 
 
 def decoded_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What the matrices of all layers take in dtype."""
+    """The bytes that the matrices of all layers take in dtype."""
     return least_weights(config)[1] * dtype.itemsize
 
 
 def paths_of(model: object) -> Counter[str]:
-    """How many of a model's linear layers whose weights came quantized are multiplied in which way. Empty for a model
-    that computes in another process: what is here then has no layers."""
+    """How many of a model's linear layers whose weights came quantized are multiplied in which way: {way: number}.
+    Empty for a model that computes in another process, since none of its layers are here."""
     found: Counter[str] = Counter()
     for linear in all_linears(model) if isinstance(model, Decoder) else ():
         if isinstance(linear.method, Stored):
@@ -239,7 +242,7 @@ def _with_triton(
 
 
 def _fits_one_launch(layouts: dict[str, Layout]) -> bool:
-    """One scheme for all parts, whatever the matrix: int4 in groups of a multiple of 32 inputs."""
+    """Whether all parts have one scheme that one launch can multiply: int4 in groups of a multiple of 32 inputs."""
     first, *others = (layout.scheme for layout in layouts.values())
     if first is None or any(other != first for other in others):
         return False
@@ -248,7 +251,7 @@ def _fits_one_launch(layouts: dict[str, Layout]) -> bool:
 
 
 def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
-    """Of a linear layer, by its name in `Linear`: the last words of what the checkpoint has of it."""
+    """The names of a linear layer's parts in the checkpoint, their last words only. name: see `Linear`."""
     last = name.rpartition(".")[2]
     if config.architecture == "Phi3ForCausalLM":
         return (last,)
@@ -259,7 +262,8 @@ def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
 
 
 def spare_tensors(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
-    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias."""
+    """Tensors that a checkpoint may have besides those that the model needs, {name: check}: AutoGPTQ gives each layer a
+    bias."""
     return {
         f"{linear.name.rpartition('.')[0]}.{part}.bias".lstrip("."): _zero_bias
         for linear in all_linears(model)

@@ -49,8 +49,8 @@ class LocalExecutor(GraphWorker):
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
     max_num_seqs: requests that run at a time. max_len: positions of one. page_store: for the loads and saves of a
-    step's transfers. Of these one makes drafts: proposer; draft, a model or heads, of a head with a tree, or how it is
-    grown; lookahead. typical: as of `Drafting`.
+    step's transfers. At most one of these makes drafts: proposer; draft, a model or heads (tree: the shape of a head's
+    drafts, or how they grow); lookahead. typical: see `Drafting`.
     """
 
     def __init__(
@@ -97,24 +97,25 @@ class LocalExecutor(GraphWorker):
         self.ask(sampler)
 
     def ask(self, sampler: Sampler | TorchSampler) -> None:
-        """Tokens are chosen by this sampler from now on."""
+        """Makes this sampler choose tokens from now on."""
         self.sampler: Any = sampler
         self.requests.every_step = is_asked = not isinstance(sampler, TorchSampler)
         self.max_in_flight = 1 if is_asked else 2  # where it is asked, it is waited for at each step
 
     @property
     def reads(self) -> Collection[str]:
-        """As of `ReadsFields`. A sampler that is asked reads the request itself."""
+        """The sampler's fields of SamplingParams that it reads; all for a sampler that is asked, which reads the
+        request itself."""
         return [field.name for field in BY_SAMPLER] if self.requests.every_step else super().reads
 
     @torch.inference_mode()
     def finish(self, run: StepRun, masks: Masks) -> None:
-        """As of `TakesMasks`."""
+        """Samples a step that waits for masks: see `TakesMasks`."""
         finish(run, masks)
 
     @torch.inference_mode()
     def show_drafts(self, run: StepRun, ask: AskMasks) -> Sequence[Drafted]:
-        """As of `ShowsDrafts`."""
+        """The drafts of each row of a step that waits for masks: see `ShowsDrafts`."""
         from reference_impl.features.speculative.draft_part import shown_drafts
 
         return shown_drafts(run, ask)
@@ -130,12 +131,12 @@ class LocalExecutor(GraphWorker):
 
     @property
     def pass_graphs(self) -> PassGraphs | None:
-        """Of what makes the drafts."""
+        """The CUDA graphs of what makes the drafts; None: it has none."""
         return self.drafting.source.graphs
 
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
-        """As of `CapturesGraphs`."""
+        """Captures the graphs of the model and of what makes the drafts: see `CapturesGraphs`."""
         captured = super().capture_all(longest)
         return captured if self.pass_graphs is None else captured + self.pass_graphs.capture_all(longest)
 

@@ -1,7 +1,7 @@
-"""The half of an engine that computes: made of a model, an engine's options, and those of its parts that compute. It is
-made where the model is: beside the planner, or in a process of its own.
+"""The half of an engine that computes. It is made from a model, the engine's options and its parts that compute, where
+the model is: beside the planner, or in a process of its own.
 
-What computes is imported where it is made: a simulated GPU brings its own, and then torch stays out.
+What computes is imported where it is made: a simulated GPU brings its own, and then torch is not imported.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 
 class WorkerHalf:
-    """kv_cache, attention and executor: those of `parts`, or the defaults; facts: what a planner has to know of them.
-    config: as of `checks.settled`. ValueError or ConfigError where model, parts and options contradict each other.
+    """The KV cache, attention and executor of `parts`, or the defaults. facts: what a planner has to know of them.
+    config: from `checks.settled`. ValueError or ConfigError where model, parts and options contradict each other.
 
     bytes_per_block: in the caches of model and draft model together.
     """
@@ -103,7 +103,7 @@ def max_model_len(model: Decoder, config: EngineConfig) -> int:
 
 
 def kv_specs_of(c: ModelConfig, dtype: torch.dtype, config: EngineConfig, max_model_len: int) -> tuple[KVSpec, ...]:
-    """dtype: the model's."""
+    """The KV groups of a model. dtype: the model's."""
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < max_model_len else None for w in c.layer_windows]
     each = widths(config.kv_dtype, dtype)
@@ -111,8 +111,8 @@ def kv_specs_of(c: ModelConfig, dtype: torch.dtype, config: EngineConfig, max_mo
 
 
 def size_cache(half: WorkerHalf, parts: Parts) -> int:
-    """KV blocks. A device with its own memory is measured, unless the config sets the size, or a custom part keeps the
-    tensors."""
+    """The number of KV blocks. The memory of a GPU is measured, unless the config sets the size or a custom part holds
+    the tensors."""
     config = half.config
     asked = config.num_blocks is not None or config.kv_cache_bytes is not None
     own = parts.kv_cache is not None or parts.executor is not None
@@ -153,7 +153,7 @@ def run_alone(
     plan: StepPlan,
     requests: Mapping[str, Request],
 ) -> None:
-    """One step with a cache of one block, and all that is beside the blocks."""
+    """Runs one step with a cache of one block, to measure the memory that a step takes besides the blocks."""
     cache = new_cache(half, 1, 0)
     executor = new_worker(half, cache, sampler, draft=make_draft(half, draft, cache, 1, 0))
     executor.collect(executor.submit(ForkingPlanner(half.config.block_size).step(plan, requests)))
@@ -170,7 +170,8 @@ def new_cache(half: WorkerHalf, num_blocks: int, num_host_blocks: int) -> PagedK
 def make_draft(
     half: WorkerHalf, draft: Drafts | None, target_cache: KVCache, num_blocks: int, num_host_blocks: int
 ) -> Draft | None:
-    """What needs a cache of its own gets one, of these blocks, and its own attention. None: there is no draft model."""
+    """What drafts in the worker; None: there is no draft model. One that needs a KV cache of its own gets it, of so
+    many blocks, and its own attention."""
     early_layers = exit_layer(half.config, half.model)
     if draft is None and not early_layers:
         return None
@@ -254,7 +255,7 @@ def new_worker(
 
 
 def why_not_graphs(half: WorkerHalf, draft: Drafts | None = None) -> str | None:
-    """None: CUDA graphs are possible. draft: the draft model, if there is one."""
+    """Why CUDA graphs are not possible; None: they are. draft: the draft model, if there is one."""
     if half.config.batch_invariant:
         return "batch_invariant computes each token by itself"
     if half.model.device.type != "cuda":
@@ -294,7 +295,8 @@ def make_sampler(half: WorkerHalf) -> Sampler | TorchSampler:
 
 
 def computes_with_triton(model: Decoder | FeatureHead, config: EngineConfig) -> bool:
-    """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
+    """Whether Triton's kernels compute. It is decided once, here: a kernel that fails later is an error, and nothing
+    takes its place. ValueError for attention="compiled" and a model that was not compiled."""
     from reference_impl.core.decoder import Decoder
     from reference_impl.features.fusion.kernels import choose_backend
 

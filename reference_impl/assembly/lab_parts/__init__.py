@@ -1,8 +1,8 @@
 """What stands between a lab's functions and the engine: a lab's shape on one side, an interface on the other.
 
-A lab's notebook gives plain functions of tensors and numbers. Each class here makes one of the engine's parts of them,
-and hands over, beside the question, what the engine's own part answers: the notebook compares the two, and names what
-differs. So a notebook knows nothing of requests, batches and plans.
+A lab's notebook gives plain functions of tensors and numbers. Each class here turns them into one of the engine's
+parts, and hands over, beside the question, what the engine's own part answers: the notebook compares the two, and names
+what differs. So a notebook needs no requests, batches or plans.
 
     serving      an engine with such parts, from prompts to tokens
     milestone    the end of a lab: what was served with the learner's part

@@ -1,7 +1,7 @@
 """Attention from one request at a time, or from block tables.
 
 Both ask the engine's own backend first, which also stores the new keys and values, and hand its answer over beside the
-question. Tensors that a lab's function is given are copies: what it writes into them is seen by nobody.
+question. Tensors that a lab's function is given are copies: writing into them changes nothing else.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ class RequestQueries:
 
     @property
     def num_before(self) -> int:
-        """Its tokens before the new ones; they may see each other by their order."""
+        """The number of its tokens before the new ones; each new one may see the tokens up to itself."""
         return len(self.keys) - len(self.q)
 
 
 class AttentionByRequest:
-    """An AttentionBackend. answer: gives, of a request's queries, what the model goes on with: like q.
+    """An AttentionBackend that asks a lab's function, request by request. answer: attention of a request's queries,
+    like q, which the model goes on with.
 
-    own: an engine's. For models whose layers all see the whole context.
+    own: an engine's backend. For models whose layers all see the whole context.
     """
 
     def __init__(self, own: AttentionBackend, answer: Callable[[RequestQueries], Tensor]):
@@ -67,7 +68,7 @@ class AttentionByRequest:
 
 
 def _slots(batch: Batch, row: int) -> Tensor:
-    """Where the keys and values of a row's tokens lie: block id x block_size + offset in the block, in order."""
+    """The slots of the keys and values of a row's tokens, in order: block id x block_size + offset in the block."""
     position = torch.arange(batch.context_lens[row])
     return batch.block_table[row].long()[position // batch.block_size] * batch.block_size + position % batch.block_size
 
@@ -87,11 +88,12 @@ class PagedQueries:
 
 
 class AttentionByTable:
-    """An AttentionBackend. answer: gives, of a step's queries, what the model goes on with: like q.
+    """An AttentionBackend that asks a lab's function, step by step. answer: attention of a step's queries, like q,
+    which the model goes on with.
 
     check_slots(block_table, positions, block_size, expected): called with each request's block_table [max_blocks] int32
     and the positions [n] int64 of its new tokens, and with the slots [n] int64 to which the engine writes them.
-    own: an engine's. For models whose layers all see the whole context.
+    own: an engine's backend. For models whose layers all see the whole context.
     """
 
     def __init__(

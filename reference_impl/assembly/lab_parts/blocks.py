@@ -64,7 +64,7 @@ class BlocksByTable:
         return Transfers(copies=tuple(copies))
 
     def commit(self, request: Request) -> None:
-        """There is no prefix cache."""
+        """Does nothing: there is no prefix cache."""
 
     def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
         return []  # nothing is cached

@@ -1,4 +1,4 @@
-"""What an engine's trace says, as a log of single events; and a clock of which every run is the same."""
+"""An engine's trace as a log of single events, and a clock that runs the same way every time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from reference_impl.observe.trace import RequestArrived, RequestFinished, Trace
 
 
 def events_of(trace: Trace) -> list[tuple[float, str, str]]:
-    """(seconds, kind, request id), in the order of time. kind: arrived; scheduled, when a request that waited begins to
-    be computed; token; finished, or aborted."""
+    """The events of a trace, (seconds, kind, request id), in the order of time. kind: arrived; scheduled, when a
+    request that waited begins to be computed; token; finished, or aborted."""
     events, waiting = [], set()
     for event in trace.events:
         if isinstance(event, RequestArrived):
@@ -26,7 +26,7 @@ def events_of(trace: Trace) -> list[tuple[float, str, str]]:
 
 
 class MovingClock:
-    """A Clock that goes on by some milliseconds whenever it is read. start: seconds."""
+    """A Clock that moves on by some milliseconds, the same in each run, whenever it is read. start: seconds."""
 
     def __init__(self, start: float):
         self.time, self.num_reads = start, 0

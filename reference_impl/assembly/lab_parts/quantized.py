@@ -30,7 +30,7 @@ class Product:
 
 
 class _Asking:
-    """A LinearMethod around another one: another function answers, and is told what the other would have said."""
+    """A LinearMethod around another one: a function answers, and is given the other's answer."""
 
     def __init__(self, name: str, method: LinearMethod, answer: Callable[[Product], Tensor]):
         self.name, self.method, self.answer = name, method, answer
@@ -53,15 +53,15 @@ def _linear(model: Decoder, name: str) -> Linear:
 
 
 def matrices_of(model: Decoder) -> dict[str, Tensor]:
-    """Copies of the matrices [out, in] of all linear layers, by the layers' names (`core.linear`). For layers that are
-    not quantized."""
+    """Copies of the matrices of all linear layers: {layer's name (`core.linear`): [out, in]}. For layers that are not
+    quantized."""
     weights = {name: linear.params["weight"] for name, linear in _linears(model).items()}
     return {name: weight.to_dense() if weight.is_mkldnn else weight.t().clone() for name, weight in weights.items()}
 
 
 def _copy(model: Decoder) -> Decoder:
-    """With plain matrices in place of packed ones (`features/cpu`, on a CPU with AVX-512), which can be neither copied
-    nor written to."""
+    """A copy of the model with plain matrices in place of packed ones (`features/cpu`, on a CPU with AVX-512), which
+    can be neither copied nor written to."""
     packed = {name: linear for name, linear in _linears(model).items() if linear.params["weight"].is_mkldnn}
     other = copy.deepcopy(model, {id(one.params["weight"]): one.params["weight"].to_dense() for one in packed.values()})
     for name in packed:
@@ -86,8 +86,8 @@ def with_matrices(model: Decoder, matrices: Mapping[str, Tensor]) -> Decoder:
 
 
 def multiplied_by(model: Decoder, name: str, answer: Callable[[Product], Tensor]) -> Decoder:
-    """A copy of the model whose linear layer `name` goes on with what answer gives, [rows, out]. ValueError for a name
-    that no linear layer has."""
+    """A copy of the model whose linear layer `name` returns what answer gives, [rows, out]. ValueError for a name that
+    no linear layer has."""
     _linear(model, name)  # or an error, before a copy is made
     other = _copy(model)
     linear = _linear(other, name)
@@ -96,7 +96,7 @@ def multiplied_by(model: Decoder, name: str, answer: Callable[[Product], Tensor]
 
 
 def with_model(llm: LLM, model: Decoder) -> LLM:
-    """An LLM of the same tokenizer and settings whose model is another one, for `LabEngine`."""
+    """An LLM with the same tokenizer and settings and another model, for `LabEngine`."""
     other = copy.copy(llm)
     other.engine = copy.copy(llm.engine)
     other.engine.model = model
@@ -105,7 +105,7 @@ def with_model(llm: LLM, model: Decoder) -> LLM:
 
 @torch.inference_mode()
 def inputs_of(model: Decoder, windows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """What each linear layer multiplies while the model reads windows of tokens: {name: [tokens, in]}."""
+    """The inputs of each linear layer while the model reads windows of tokens: {layer's name: [tokens, in]}."""
     other, seen = _copy(model), {name: [] for name in _linears(model)}  # type: ignore[var-annotated]
 
     def watch(asked: Product) -> Tensor:

@@ -26,8 +26,8 @@ class Draw:
 
 
 class SamplerBySettings:
-    """A Sampler. draw: gives the token ids of the rows of a `Draw`, which the requests go on with. Log-probabilities
-    are the engine's."""
+    """A Sampler that asks a lab's function. draw: gives the token ids of the rows of a `Draw`, which the requests go on
+    with. Log-probabilities are the engine's."""
 
     def __init__(self, draw: Callable[[Draw], Sequence[int]]):
         self.draw = draw
@@ -48,7 +48,7 @@ class SamplerBySettings:
 
 
 def engine_probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """What the engine draws from, like logits [rows, vocab]."""
+    """The probabilities that the engine draws from, like logits [rows, vocab]."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=min(1.0, top_p))
     return probabilities(logits, [params] * len(logits))
 

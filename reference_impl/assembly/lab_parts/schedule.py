@@ -11,19 +11,20 @@ from reference_impl.interfaces import KVManager, Request, RequestState, Row, Ste
 
 
 class CountingScheduler(Protocol):
-    """What lab 03 asks for."""
+    """The scheduler that lab 03 asks for: it sees ids and counts only."""
 
     def add(self, info: dict[str, Any]) -> None:
-        """info: id; num_tokens of its prompt; arrival, seconds; priority, smaller goes first."""
+        """Queues a request. info: id; num_tokens of its prompt; arrival, seconds; priority, smaller goes first."""
         ...
 
     def abort(self, request_id: str) -> None: ...
     def schedule(self, now: float, free_blocks: int) -> tuple[Mapping[str, int], Sequence[str]]:
-        """({id: how many of its missing tokens are computed}, [ids of the preempted])."""
+        """The next step: ({id: how many of its missing tokens are computed}, [ids of the preempted])."""
         ...
 
     def update(self, report: dict[str, tuple[int, int, bool]]) -> None:
-        """report: {id: (tokens computed, tokens generated, finished)}, of the plan's requests that were not aborted."""
+        """Called after a step. report: {id: (tokens computed, tokens generated, finished)} for the plan's requests that
+        were not aborted."""
         ...
 
 
@@ -37,7 +38,7 @@ class SchedulerById:
         self.step_id = 0
 
     def add(self, request: Request) -> None:
-        """ValueError for one that a `CountingScheduler` cannot plan."""
+        """Queues a request. ValueError for one that a `CountingScheduler` cannot plan."""
         if request.sampling.n > 1 or request.scores_prompt or request.holds or request.pooling is not None:
             raise ValueError(f"request {request.id}: samples, scores and embeddings need the engine's own scheduler")
         self.requests[request.id] = request
@@ -60,7 +61,8 @@ class SchedulerById:
         return len(self.requests) - self.num_running
 
     def schedule(self, now: float) -> StepPlan:
-        """ValueError where the plan names what it must not; RuntimeError where there are no blocks for it."""
+        """The plan of the next step. ValueError if it names a request that it must not; RuntimeError if there are too
+        few blocks for it."""
         counts, preempted = self.counting.schedule(now, self.kv.num_available)
         self._check(counts, preempted)
         for name in preempted:
@@ -111,7 +113,7 @@ class SchedulerById:
         return finished
 
     def _append(self, request: Request, tokens: Sequence[int]) -> str | None:
-        """Why the request ends with them, if it does."""
+        """Appends the tokens; returns why the request ends with them, or None."""
         request.tokens += tokens
         if request.tokens[-1] in request.stop_token_ids:
             return "stop"
@@ -125,7 +127,8 @@ class SchedulerById:
 
 
 def scheduler_parts(counting: CountingScheduler, num_blocks: int, block_size: int) -> dict[str, Any]:
-    """The scheduler with blocks to give, no prefix cache: parts for `LabEngine`, whose options say as many blocks."""
+    """Parts for a `LabEngine` with this scheduler, a block pool and no prefix cache. The engine's options must name the
+    same num_blocks."""
     pool = BlockPool(num_blocks)
     kv = BlockTables(pool, block_size)
     return {"block_pool": pool, "kv_manager": kv, "scheduler": SchedulerById(counting, kv)}

@@ -25,10 +25,10 @@ def course_llm(name: str = "target") -> LLM:
 
 
 class LabEngine:
-    """An engine with parts of a lab.
+    """An engine with a lab's parts.
 
-    llm: whose model computes. options: of EngineConfig. parts: of Parts, by their names there; None: the engine's own.
-    unwritten: what the KV cache holds where nothing has been written, such as NaN.
+    llm: its model computes. options: fields of EngineConfig. parts: fields of Parts; None: the engine's own. unwritten:
+    what the KV cache holds where nothing has been written, such as NaN.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class LabEngine:
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> None:
-        """Queues a prompt of token ids, which gets exactly max_tokens: greedily, unless sampling (of SamplingParams)
-        says otherwise. name: its number, counted from 0, if none is given."""
+        """Queues a prompt of token ids, which gets exactly max_tokens, greedily, unless sampling (fields of
+        SamplingParams) says otherwise. name: None gives it its number, counted from 0."""
         params = SamplingParams(max_tokens, **{"temperature": 0.0, "ignore_eos": True, **sampling})
         name = str(sum(request.parent_id is None for request in self.requests)) if name is None else name
         request = self.engine.add(prompt, params, name, cache_salt=cache_salt)
         self.requests += [request, *request.children]
 
     def abort(self, name: str) -> None:
-        """Does nothing to a request that is finished."""
+        """Stops a request; does nothing if it is finished."""
         if name in self.engine.requests:
             self.engine.abort(name)
 
@@ -67,8 +67,8 @@ class LabEngine:
         self.num_steps += 1
 
     def run(self, aborts: Mapping[int, str] | None = None, max_steps: int = 1000) -> dict[str, list[int]]:
-        """Until all requests are finished; returns `outputs`. aborts: {step, counted from 0: whom to abort before it}.
-        AssertionError if they are not finished after max_steps."""
+        """Runs steps until all requests are finished, and returns `outputs`. aborts: {step, counted from 0: the request
+        to abort before it}. AssertionError if they are not finished after max_steps."""
         while self.engine.has_work():
             assert self.num_steps < max_steps, f"{max_steps} steps, and the requests are still not finished"
             if aborts and self.num_steps in aborts:
@@ -78,7 +78,7 @@ class LabEngine:
 
     @property
     def outputs(self) -> dict[str, list[int]]:
-        """The tokens that each request has got, in the order of arrival."""
+        """The output tokens of each request, {id: tokens}, in the order of arrival."""
         return {request.id: request.output_tokens for request in self.requests}
 
     @property
@@ -90,7 +90,7 @@ class LabEngine:
         return sum(len(step.preempted) for step in self.trace.steps())
 
     def num_computed(self) -> dict[str, int]:
-        """How many tokens were computed of each request, tokens computed again counted again."""
+        """How many tokens were computed for each request, {id: number}; tokens computed again count again."""
         computed = {request.id: 0 for request in self.requests}
         for step in self.trace.steps():
             for row in step.rows:

@@ -36,7 +36,7 @@ class Round:
 
 
 class Speculation(TorchSampler):
-    """A sampler and a host proposer in one. draft(request, k): what a request's next tokens may be; judge: answers a
+    """A sampler and a host proposer in one. draft(request, k): drafts a request's next tokens; judge: answers a
     `Round`, and the engine goes on with its answer; ValueError for one that no rule gives. rounds: those judged."""
 
     def __init__(self, draft: Callable[[Request, int], Drafted], judge: Callable[[Round], Verdict]):
@@ -47,7 +47,7 @@ class Speculation(TorchSampler):
         self.rounds: list[tuple[int, int]] = []  # (drafts, kept)
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        """Of an engine that asks its sampler; one that launches it calls `choose`."""
+        """The engine's own choice, for an engine that asks its sampler; one that launches it calls `choose`."""
         return sample(logits, requests)
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
@@ -121,7 +121,7 @@ def speculating(llm: LLM, options: Mapping[str, Any], num_drafts: int, part: Spe
 
 
 def drafted_by(llm: LLM) -> Callable[[Request, int], Drafted]:
-    """A small model as `draft` of `Speculation`: it draws with the settings of the request, without a cache."""
+    """A `draft` function for `Speculation`: a small model draws with the request's settings, without a cache."""
     model, asked = llm.engine.model, {"n": 0}
 
     @torch.inference_mode()
