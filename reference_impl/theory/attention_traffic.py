@@ -47,7 +47,7 @@ def flash2_values(n: Number, d: Number, tile_rows: Number) -> Number:
 
 
 def prompt_attention_flops(n: Number, d: Number) -> Number:
-    """FLOP of scores and weighted sum for that head: 4 * n^2 * d. Fusing changes the traffic, not this."""
+    """FLOP of scores and weighted sum for one head: 4 * n^2 * d. Fusing changes the traffic, not this."""
     return 4 * n**2 * d
 
 
@@ -76,7 +76,8 @@ def unfused_moves(n: Number, d: Number) -> Moves:
 
 
 def flash1_moves(n: Number, d: Number, key_rows: int) -> Moves:
-    """Keys in the outer loop, tiles of `key_rows` keys: every tile reads Q, and reads and writes O, maxima and sums.
+    """Moves with keys in the outer loop, `key_rows` a tile: every tile reads Q, and reads and writes O, maxima and
+    sums.
 
     K and V are read once. O and the statistics are written once more at the start, as zeros (Dao et al. 2022, line 2).
     """
@@ -88,7 +89,8 @@ def flash1_moves(n: Number, d: Number, key_rows: int) -> Moves:
 
 
 def flash2_moves(n: Number, d: Number, query_rows: int) -> Moves:
-    """Queries in the outer loop, tiles of `query_rows`: each reads all of K and V; O is written once, never read."""
+    """Moves with queries in the outer loop, tiles of `query_rows`: each reads all of K and V; O is only written,
+    once."""
     return Moves(q_read=n * d, kv_read=tiles_of(n, query_rows) * 2 * n * d, o_written=n * d)
 
 
@@ -115,8 +117,8 @@ def wave_share(programs: Number, slots: Number) -> Number:
 
 
 def exp_share(d: Number, flops_per_clock: Number, exps_per_clock: Number = 16) -> Number:
-    """Clocks of an SM for the exponentials of attention, per clock of its matrix products: each score is one exp and
-    4 d FLOP. 16: those of an SM's special-function units per clock, from A100 to B200 (Zadouri et al. 2026)."""
+    """Clocks of an SM for the exponentials of attention, per clock of its matrix products: each score is one exp and 4
+    d FLOP. exps_per_clock: 16 for the special-function units of an SM, from A100 to B200 (Zadouri et al. 2026)."""
     return flops_per_clock / (4 * d * exps_per_clock)
 
 

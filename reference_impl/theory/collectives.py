@@ -16,12 +16,12 @@ from reference_impl.theory.units import Number
 
 
 def ring_all_reduce(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Reduce-scatter then all-gather round a ring: 2 (n-1) alpha + 2 (n-1)/n * bytes / bandwidth."""
+    """Seconds of reduce-scatter then all-gather round a ring: 2 (n-1) alpha + 2 (n-1)/n * bytes / bandwidth."""
     return 2 * (n - 1) * alpha + 2 * (n - 1) / n * num_bytes / bandwidth
 
 
 def one_shot_all_reduce(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Each rank sends everything to all others at once: alpha + (n-1) * bytes / bandwidth (0 for n = 1)."""
+    """Seconds if each rank sends everything to all others at once: alpha + (n-1) * bytes / bandwidth (0 for n = 1)."""
     return (np.asarray(n) > 1) * alpha + (n - 1) * num_bytes / bandwidth
 
 
@@ -37,17 +37,17 @@ def all_reduce_break_even(n: int, alpha: Number, bandwidth: Number) -> Number:
 
 
 def all_gather(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Round a ring, num_bytes being the gathered tensor: (n-1) alpha + (n-1)/n * bytes / bandwidth."""
+    """Seconds round a ring, num_bytes being the gathered tensor: (n-1) alpha + (n-1)/n * bytes / bandwidth."""
     return (n - 1) * alpha + (n - 1) / n * num_bytes / bandwidth
 
 
 def reduce_scatter(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Round a ring, num_bytes being the tensor before: the mirror image of all_gather, and as long."""
+    """Seconds round a ring, num_bytes being the tensor before: the mirror image of all_gather, and as long."""
     return all_gather(num_bytes, n, alpha, bandwidth)
 
 
 def all_to_all(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Every device sends 1/n of its tensor to each other, in turn: (n-1) (alpha + bytes / n / bandwidth)."""
+    """Seconds if every device sends 1/n of its tensor to each other in turn: (n-1) (alpha + bytes / n / bandwidth)."""
     return (n - 1) * (alpha + num_bytes / n / bandwidth)
 
 
@@ -57,8 +57,8 @@ def all_to_all(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -
 def all_reduces_per_token(layers: Number, parallel_block: bool = False) -> Number:
     """All-reduces of one forward pass under tensor parallelism: two per layer (erratum E12.1).
 
-    One after attention's output projection, one after the MLP's down projection (Megatron-LM, Shoeybi et al. 2019).
-    parallel_block: attention and MLP side by side, as in PaLM and Falcon, share one.
+    There is one after attention's output projection and one after the MLP's down projection (Megatron-LM, Shoeybi et
+    al. 2019). parallel_block: attention and MLP side by side, as in PaLM and Falcon, share one.
     """
     return layers * (1 if parallel_block else 2)
 

@@ -77,7 +77,7 @@ class Deployment:
         return int(kv_cache.tokens_that_fit(memory, self.weights, each, utilization))
 
     def step_seconds(self, new_tokens: Number, past_tokens: Number) -> float:
-        """One forward pass at the assumed shares of the peaks.
+        """Seconds of one forward pass at the assumed shares of the peaks.
 
         Arrays with one entry per row: tokens computed, tokens already in the cache.
         """
@@ -90,7 +90,7 @@ class Deployment:
         return float(bound) + self.communication_seconds(float(new.sum()))
 
     def communication_seconds(self, tokens: Number) -> float:
-        """All-reduces of one pass over a ring, not overlapped with work; 0 on one device."""
+        """Seconds of the all-reduces of one pass over a ring, not overlapped with work; 0 on one device."""
         if self.num_devices == 1:
             return 0.0
         message = all_reduce_message(tokens, self.shape.hidden_size)
@@ -98,17 +98,17 @@ class Deployment:
         return float(all_reduces_per_token(self.shape.layers) * one)
 
     def prefill_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """One prompt alone, computed in one pass; `cached_tokens` of it were found in a prefix cache."""
+        """Seconds of one prompt alone, computed in one pass; `cached_tokens` of it were found in a prefix cache."""
         return self.step_seconds(prompt_tokens - cached_tokens, cached_tokens)
 
     def tpot(self, context_tokens: float, batch: int = 1) -> float:
-        """One decode step of `batch` sequences of `context_tokens` each, the new token included."""
+        """Seconds of one decode step of `batch` sequences of `context_tokens` each, the new token included."""
         return self.step_seconds(np.ones(batch), np.full(batch, context_tokens - 1.0))
 
     def longest_prompt(self, seconds: float) -> int:
         """Longest prompt whose prefill alone takes at most `seconds`; 0 if even one token takes longer.
 
-        Not limited by the model's context or by memory.
+        The model's context and the memory are no limit here.
         """
         low, high = 0, 1
         while high < 2**26 and self.prefill_seconds(high) <= seconds:

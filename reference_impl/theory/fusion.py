@@ -22,7 +22,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Chain:
-    """kernels in order; sizes: bytes of every tensor; kept: tensors that are needed after the chain."""
+    """A chain of kernels, in order. sizes: bytes of every tensor; kept: tensors that are needed after the chain."""
 
     kernels: tuple[Kernel, ...]
     sizes: Mapping[str, Number]
@@ -30,7 +30,7 @@ class Chain:
 
     @property
     def intermediates(self) -> tuple[str, ...]:
-        """Written by one kernel of the chain and read by another, in order."""
+        """Tensors written by one kernel of the chain and read by another, in order."""
         read = {name for kernel in self.kernels for name in kernel.reads}
         return tuple(name for kernel in self.kernels for name in kernel.writes if name in read)
 
@@ -83,7 +83,7 @@ def add_norm_quantize(tokens: Number, hidden: Number, value_bytes: Number = 2) -
 
 
 def add_norm(tokens: Number, hidden: Number, value_bytes: Number = 2) -> Chain:
-    """The same without the conversion."""
+    """The chain of `add_norm_quantize` without the conversion."""
     whole = add_norm_quantize(tokens, hidden, value_bytes)
     return Chain(whole.kernels[:2], whole.sizes, ("sum", "normed"))
 

@@ -117,7 +117,8 @@ class Level:
 
 
 def hierarchy(device: Device) -> tuple[Level, ...]:
-    """From registers to the SSD: each level with its size and bandwidth (errata E00.5, E00.6, E14.3)."""
+    """The device's memories from registers to the SSD, each with its size and bandwidth (errata E00.5, E00.6,
+    E14.3)."""
     chip, link, drive = device.chip, LINKS[device.host_link], LINKS["NVMe SSD, PCIe 4 x4"]
     # A path is as fast as its slowest part: Grace's LPDDR5X is slower than the link in front of it.
     size, rate = device.host_memory or (None, link.per_direction)
@@ -155,7 +156,7 @@ def _tera(**values: float) -> dict[str, float]:
 
 
 def _twice(*names: str, **dense: float) -> dict[str, float]:
-    """2:4 sparsity doubles the tensor-core formats and nothing else."""
+    """Peaks with 2:4 sparsity: it doubles those of the tensor-core formats and no others."""
     return {name: 2e12 * dense[name] for name in names}
 
 

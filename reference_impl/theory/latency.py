@@ -195,7 +195,7 @@ class DecodeParts:
 
     @property
     def bound(self) -> float:
-        """Reading is one stream, and arithmetic runs beside it. As `decode_seconds`."""
+        """Seconds as in `decode_seconds`: reading is one stream, and arithmetic runs beside it."""
         return max(self.weights + self.cache, self.arithmetic)
 
 
@@ -208,7 +208,7 @@ def decode_parts(
     weights: float | None = None,
     bytes_per_value: float = 2,
 ) -> DecodeParts:
-    """What `decode_seconds` is the bound of, apart. Arguments as there; KeyError for a precision the device lacks."""
+    """The parts of `decode_seconds`, with its arguments. Raises KeyError for a precision the device lacks."""
     cache = batch * cache_traffic(shape, 1, context_tokens - 1, bytes_per_value)
     flops = batch * decode_flops(shape, context_tokens)
     return DecodeParts(

@@ -16,7 +16,7 @@ from reference_impl.theory.units import Number
 
 @dataclass(frozen=True)
 class Link:
-    """per_direction: byte/s one way, as specified. scope: chip | node | cluster, the widest thing it spans."""
+    """A link. per_direction: byte/s one way, as specified. scope: chip | node | cluster, the widest thing it spans."""
 
     name: str
     per_direction: float

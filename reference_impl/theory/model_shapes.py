@@ -153,7 +153,7 @@ def from_config(config: Mapping[str, Any], name: str | None = None) -> ModelShap
 
 
 def _read_dense(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Families that share Llama's field names."""
+    """The shape for families that share Llama's field names."""
     _refuse_sliding_window(config)
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     if config.get("head_dim") is None and hidden % heads:
@@ -224,7 +224,7 @@ def _read_deepseek(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _read_qwen3_next(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Hybrid: most layers are gated DeltaNet with a state of fixed size, every fourth keeps keys and values."""
+    """A hybrid: most layers are gated DeltaNet with a state of fixed size, every fourth keeps keys and values."""
     layers = _size(config, "num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is None:

@@ -89,7 +89,7 @@ class Occupancy:
 
 
 def occupancy(sm_name: str, num_warps: int, registers: int, shared_bytes: int) -> Occupancy:
-    """registers per thread, shared_bytes per block, num_warps per block. Zero blocks: the kernel cannot be launched."""
+    """How many blocks fit. registers: per thread; shared_bytes, num_warps: per block. Zero: it cannot be launched."""
     if sm_name not in SMS:
         raise ValueError(f"expected one of {', '.join(SMS)}, got {sm_name!r}")
     if num_warps < 1 or registers < 0 or shared_bytes < 0:
@@ -108,7 +108,7 @@ def occupancy(sm_name: str, num_warps: int, registers: int, shared_bytes: int) -
 
 
 def _by_registers(sm: SM, num_warps: int, registers: int) -> int:
-    """Whole warps go to a quarter of the SM each, so what is left in each quarter is lost."""
+    """Blocks that registers allow. Whole warps go to a quarter of the SM each; what is left in each quarter is lost."""
     of_a_warp = _round_up(registers * sm.warp_size, sm.register_unit)
     if registers > sm.max_registers:
         return 0

@@ -31,7 +31,8 @@ def conversation_tokens(system: Number, message: Number, answer: Number, turns: 
 def conversation_floor(system: Number, message: Number, answer: Number, turns: Number) -> Number:
     """The fewest of these that must be computed: all once, except answers, which were computed when generated.
 
-    Of each answer the last token is left: it was sampled, and never fed back (see `latency.cached_linear_tokens`).
+    The last token of each answer must be computed, too: it was sampled, and never fed back (see
+    `latency.cached_linear_tokens`).
     """
     return system + turns * message + np.where(answer > 0, turns - 1, 0)
 
@@ -58,7 +59,8 @@ def reads_to_break_even(write_factor: Number, read_factor: Number) -> Number:
 def wrong_hits(lookups: Number, held: Number, bits: Number) -> Number:
     """Expected hits of another prefix: each lookup of a block that is not there meets `held` digests of `bits` bits.
 
-    By chance, that is: for digests spread evenly, whatever the tokens. Who searches for a collision is not bound by it.
+    These are hits by chance, for digests spread evenly, whatever the tokens. A search for collisions is not bound by
+    it.
     """
     return lookups * (held / 2.0**bits)
 

@@ -71,7 +71,8 @@ class Format:
 
 
 def _integers(bits: int) -> Floats:
-    """From -(2^(bits - 1) - 1): the code beyond it is left unused, so that minus x is stored as exactly as x."""
+    """The integers of `bits` bits from -(2^(bits - 1) - 1). The code beyond it is unused: minus x is stored as exactly
+    as x."""
     most = 2 ** (bits - 1) - 1
     return np.arange(-most, most + 1, dtype=float)
 
@@ -122,8 +123,8 @@ def rounded(
 ) -> Floats:
     """x after it was stored and read again. Each group_size values of the last dimension share a scale; None: all of x.
 
-    clip: the scale is made for this share of the group's largest magnitude; what lies beyond is cut off. ValueError for
-    a format or group size that does not fit.
+    clip: the scale is made for this share of the group's largest magnitude; what lies beyond is cut off. Raises
+    ValueError for a format or group size that does not fit.
     """
     x, kind = np.asarray(x, float), format_named(format_name)
     if group_size is not None and x.shape[-1] % group_size:
@@ -134,7 +135,7 @@ def rounded(
 
 
 def format_named(name: str) -> Format:
-    """The row of FORMATS; ValueError names those there are."""
+    """The row of FORMATS with this name. Raises ValueError, which names those there are."""
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
@@ -151,8 +152,8 @@ def stored_bits(format_name: str, group_size: int | None, scale_format: ScaleFor
 
 
 def lloyd_max(samples: Floats, count: int, rounds: int = 200) -> Floats:
-    """`count` values with the least mean squared error for these samples, a local optimum (Lloyd 1982): each value
-    becomes the mean of what is nearest to it, until the rounds are over. Begins at evenly spaced quantiles."""
+    """`count` values with the least mean squared error for these samples, a local optimum (Lloyd 1982): from evenly
+    spaced quantiles on, each value becomes the mean of the samples nearest to it, until the rounds are over."""
     ordered = np.sort(np.asarray(samples, float).ravel())
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     values = np.quantile(ordered, (np.arange(count) + 0.5) / count)
@@ -181,5 +182,5 @@ def rotated_outlier(size: float, channels: int) -> float:
 
 
 def gram_bytes(inputs: int, bytes_per_value: int = 4) -> int:
-    """Of X^T X, all that GPTQ keeps of the calibration rows of a matrix with so many inputs."""
+    """Bytes of X^T X, which is all that GPTQ keeps of the calibration rows of a matrix with so many inputs."""
     return inputs**2 * bytes_per_value

@@ -30,7 +30,7 @@ def expected_tokens(acceptance: Number, num_drafts: Number) -> Number:
 
 
 def expected_tokens_by_position(chances: Sequence[float]) -> float:
-    """As `expected_tokens`, with a chance of its own for each draft token, given that those before it were kept."""
+    """Like `expected_tokens`, with a chance of its own for each draft token, given that those before it were kept."""
     return float(1 + np.cumprod(chances).sum())
 
 
@@ -68,8 +68,8 @@ def best_num_drafts(
 
 
 def verify_seconds(where: Deployment, batch: int, context: int, num_drafts: int) -> float:
-    """A decode step of `batch` requests, each with `num_drafts` drafts and `context` tokens in the cache. Logits for
-    every draft token, since each is judged."""
+    """Seconds of a decode step of `batch` requests, each with `num_drafts` drafts and `context` tokens in the cache.
+    There are logits for every draft token, since each is judged."""
     new, past = np.full(batch, num_drafts + 1.0), np.full(batch, float(context))
     shape, n = where.shape, where.num_devices
     flops = np.sum(latency.pass_flops(shape, new, past))
@@ -89,17 +89,18 @@ def draft_cost(where: Deployment, draft: Deployment, batch: int, context: int) -
 
 
 def acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """With which probability a draft token from q is kept by rejection where the target has p: sum min(p, q)."""
+    """The probability that rejection keeps a draft token from q where the target has p: sum min(p, q)."""
     return float(np.minimum(p, q).sum())
 
 
 def match_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """The same where a draft token is kept if an independent sample from p equals it: sum p q."""
+    """The same probability where a draft token is kept if an independent sample from p equals it: sum p q."""
     return float(np.dot(p, q))
 
 
 def residual(p: Sequence[float], q: Sequence[float]) -> np.ndarray:
-    """What a rejected draft token is replaced from: max(p - q, 0) over its sum. ValueError where p = q, and none is."""
+    """The distribution that replaces a rejected draft token: max(p - q, 0) over its sum. Raises ValueError where p = q,
+    since then no draft is rejected."""
     rest = np.maximum(np.subtract(p, q), 0)
     if rest.sum() <= 0:
         raise ValueError("p and q are equal: no draft token is rejected, so there is no residual")
@@ -108,16 +109,16 @@ def residual(p: Sequence[float], q: Sequence[float]) -> np.ndarray:
 
 
 def experts_touched(num_experts: Number, per_token: Number, tokens: Number) -> Number:
-    """Different experts of one layer that `tokens` tokens go to, on average, if each chooses by itself:
-    n (1 - (1 - k / n)^tokens)."""
+    """Different experts of one layer that `tokens` tokens go to, on average, if each token chooses its k of n by
+    itself: n (1 - (1 - k / n)^tokens)."""
     return num_experts * (1 - (1 - per_token / num_experts) ** tokens)
 
 
 def mixture_read(
     shared: Number, of_each_expert: Number, num_experts: Number, per_token: Number, tokens: Number
 ) -> Number:
-    """Parameters that a step of `tokens` tokens reads. shared: those that every token uses; of_each_expert: of one
-    expert in all layers together."""
+    """Parameters that a step of `tokens` tokens reads. shared: those that every token uses; of_each_expert: those of
+    one expert in all layers together."""
     return shared + of_each_expert * experts_touched(num_experts, per_token, tokens)
 
 

@@ -69,7 +69,7 @@ class UnitError(TypeError):
 
 
 def _is_factor(other: object) -> bool:
-    """A plain number or an array of them."""
+    """Whether it is a plain number or an array of them."""
     return isinstance(other, numbers.Real) or hasattr(other, "__array__")
 
 

@@ -25,17 +25,19 @@ def bank_passes(words: Iterable[int]) -> int:
 
 
 def strided_bank_passes(stride: int) -> int:
-    """Thread i reads word i * stride, as in a column of a row-major tile that is `stride` words wide."""
+    """Passes of a request in which thread i reads word i * stride, as in a column of a tile that is `stride` words
+    wide."""
     return bank_passes(i * stride for i in range(WARP))
 
 
 def sectors(addresses: Iterable[int], size: int = 4) -> int:
-    """Sectors of 32 bytes that one request to device memory moves; addresses: of each thread's `size` bytes."""
+    """Sectors of 32 bytes that one request to device memory moves. addresses: where each thread's `size` bytes
+    begin."""
     return len({byte // SECTOR_BYTES for at in addresses for byte in range(at, at + size)})
 
 
 def strided_sectors(stride: int, size: int = 4) -> int:
-    """Thread i reads `size` bytes at i * stride values."""
+    """Sectors of a request in which thread i reads `size` bytes at i * stride values."""
     return sectors((i * stride * size for i in range(WARP)), size)
 
 
