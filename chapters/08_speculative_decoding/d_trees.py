@@ -3,7 +3,8 @@
 #
 # About 40 minutes. You need `c_drafters`. First guesses come from heads that do not wait for each other, so that there are
 # several for each place. A chain takes one of each, and is dropped from its first wrong one on; so then several
-# continuations, a tree of them, are verified at once.
+# continuations, a tree of them, are verified at once. Trees end before "Lookahead" in section 5. What follows (lookahead, block
+# drafters, typical acceptance, multi-token prediction) is one topic at a time: a good place to stop, and to come back to.
 
 # %% name="setup"
 import inspect
