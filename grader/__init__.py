@@ -8,21 +8,21 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 
 def check():  # type: () -> None
-    """In a lab's notebook: run the lab's checks on what you have executed so far, as `inferlab lab check` does."""
+    """Runs the lab's checks on what you have executed so far in its notebook, as `inferlab lab check` does."""
     from grader.notebook import check_this_notebook
 
     check_this_notebook()
 
 
 def hint(check=""):  # type: (str) -> None
-    """In a lab's notebook: the next hint for a check, or for the one that did not pass last."""
+    """Shows the next hint for a check, or for the one that did not pass last, in a lab's notebook."""
     from grader.notebook_checks import print_hint
 
     print_hint(check)
 
 
 def show_checks():  # type: () -> None
-    """In a lab's notebook: from now on, what a check found is shown below its cell, and a loop without end is ended."""
+    """Makes a lab's notebook show what a check found below its cell, and end a loop without end, from now on."""
     from grader.notebook_checks import install
 
     install()

@@ -23,7 +23,7 @@ from grader.learner_side.codec import CannotCross, Packer, Unpacker
 
 @dataclass(frozen=True)
 class Faults:
-    """What can happen to a message: chances from 0 to 1, and for a `Link` the time it takes, from and to.
+    """What can happen to a message: chances from 0 to 1, and for a `Link` the range of the time that it takes.
 
     drop: it is lost. repeat: it comes twice. corrupt: one bit of its bytes or tensors is flipped (of an int, where it
     has neither). reorder: it overtakes one that is on its way.
@@ -43,7 +43,7 @@ class _Fate:
         self.faults, self.random = faults, random.Random(seed)
 
     def copies(self, message: Any) -> list[Any]:
-        """What arrives in place of `message`, a copy each."""
+        """The copies that arrive in place of `message`."""
         if self.random.random() < self.faults.drop:
             return []
         count = 2 if self.random.random() < self.faults.repeat else 1
@@ -67,7 +67,7 @@ class Link:
         self.num_messages = self.num_bytes = 0
 
     def send(self, message: Any, now: float) -> None:
-        """A message leaves at time `now`. Raises TypeError for what is not data."""
+        """Sends a message at time `now`. Raises TypeError for what is not data."""
         message, size = copied(message)
         self.num_messages += 1
         self.num_bytes += size
@@ -109,7 +109,8 @@ class Port:
         self._network._send(self.rank, to, message)
 
     def recv(self, source: int) -> Any:
-        """The next message of rank `source`; waits for it. Raises Deadlock when no role can send it any more."""
+        """Receives the next message of rank `source`; waits for it. Raises Deadlock when no role can send it any
+        more."""
         return self._network._recv(source, self.rank)
 
 

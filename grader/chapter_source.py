@@ -1,11 +1,11 @@
-"""From a chapter's percent source to its notebook.
+"""Makes a chapter's notebook from its percent source.
 
     chapters/NN_slug/PART.py -> chapters/NN_slug/PART.ipynb
 
 Every cell has a name (`# %% name="measure"`, `# %% [markdown] name="idea"`), which becomes its cell id: a rebuild
 changes nothing, and coverage.yaml can point at `PART.py#measure`. The first code cell, `bootstrap`, is generated. It
-is folded, and so are the cell `setup` and every cell whose source says `jupyter={"source_hidden": true}`; what only
-speaks to a formatter or a linter (`# fmt: skip`) is left out.
+is folded, and so are the cell `setup` and every cell whose source says `jupyter={"source_hidden": true}`. Comments that
+only speak to a formatter or a linter (`# fmt: skip`) are left out.
 `python -m grader.chapter_source` rebuilds all chapters of the repository; with `--check` it only says which differ.
 """
 

@@ -37,7 +37,7 @@ _secret: ContextVar[bytes] = ContextVar("secret", default=PUBLIC_SECRET)
 
 @contextmanager
 def secret_seed(secret: bytes) -> Iterator[None]:
-    """While this lasts, `seed` and `rng` derive from `secret`."""
+    """Lets `seed` and `rng` derive from `secret` inside the block."""
     token = _secret.set(secret)
     try:
         yield
@@ -59,7 +59,8 @@ def rng(name: str) -> torch.Generator:
 
 @contextmanager
 def drawn(name: str) -> Iterator[torch.Generator]:
-    """The part of a check whose inputs are drawn, from `rng(name)`. Of what it prints the end is shown if it fails."""
+    """The part of a check whose inputs are drawn, from `rng(name)`. If it fails, the end of what it printed is
+    shown."""
     said = io.StringIO()
     try:
         with redirect_stdout(said):

@@ -158,7 +158,7 @@ def student_secret(root: Path, slug: str, student: str) -> bytes:
 
 
 def master_secret(root: Path) -> bytes:
-    """What all secrets of a course derive from; only to look for it where it must not be. Raises CourseError."""
+    """What all secrets of a course derive from, to look for it where it must not be. Raises CourseError."""
     return bytes.fromhex(_secret_file(root)["secret"])
 
 
@@ -199,15 +199,15 @@ def released_labs(root: Path) -> list[str]:
 
 
 def _command() -> str:
-    """How this process was called, for the message of another one; at most 100 characters."""
+    """The command line of this process, for another one's message; at most 100 characters."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:100]
 
 
 @contextmanager
 def course_lock(root: Path) -> Iterator[None]:
-    """While this lasts, no other process grades in this course, collects, or writes feedback. Raises CourseError when
-    one does."""
+    """Keeps other processes from grading in this course, collecting, or writing feedback inside the block. Raises
+    CourseError when one does so already."""
     (root / "results").mkdir(exist_ok=True)
     with (root / "results" / ".lock").open("a+") as file:
         try:

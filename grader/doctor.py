@@ -98,7 +98,7 @@ def _torch_and_gpu() -> Iterator[Row]:
 
 
 def _products() -> Row:
-    """By which method the engine multiplies weights on this CPU."""
+    """A row on the method by which the engine multiplies weights on this CPU."""
     try:
         from reference_impl.assembly.products import in_words
 

@@ -60,7 +60,8 @@ def grader(
 
 
 def run(lab: str, submissions: int, stock: int, workers: int, rounds: int) -> dict[str, Any]:
-    """Both commands in turn, in folders of their own. Raises CourseError, RuntimeError where one of them fails."""
+    """Times both commands in turn, in folders of their own. Raises CourseError, RuntimeError where one of them
+    fails."""
     from reference_impl.bench import harness
 
     ours, theirs, our_cpu, their_cpu, peaks = list[float](), list[float](), list[float](), list[float](), list[int]()

@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def print_hint(wanted: str = "") -> None:
-    """For `grader.hint()`. Raises LabError."""
+    """Prints the next hint, for `grader.hint()`. Raises LabError."""
     if _checks is None:
         install()
     if _checks is None:
@@ -64,7 +64,7 @@ def print_hint(wanted: str = "") -> None:
 
 @dataclass(frozen=True)
 class Hung:
-    """Where the learner's code was when its time was over. source: of its cell."""
+    """The place where the learner's code was when its time was over. source: that of its cell."""
 
     function: str
     source: str
@@ -104,7 +104,8 @@ class NotebookChecks:
         self.watch.start()
 
     def caught(self, shell: Any, kind: type, error: BaseException, trace: TracebackType, tb_offset: Any = None) -> None:
-        """An exception ended a cell. IPython has marked the cell as failed, so that "Run All" stops here."""
+        """Handles an exception that ended a cell. IPython has marked the cell as failed, so that "Run All" stops
+        here."""
         if self.running is None or (isinstance(error, KeyboardInterrupt) and not (self.watch and self.watch.hung)):
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
             return
@@ -212,7 +213,7 @@ class Watch:
         self._thread.join()
 
     def show_last(self, shown: Shown) -> None:
-        """What the check found, in place of "is running"."""
+        """Shows what the check found, in place of "is running"."""
         from IPython.display import display
 
         if self.handle is None:
@@ -262,7 +263,7 @@ class Watch:
 
 
 def interrupt() -> None:
-    """What the button "Interrupt" does, to the thread that runs cells."""
+    """Interrupts the thread that runs cells, as the button "Interrupt" does."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:

@@ -22,7 +22,7 @@ def asked(question: str) -> bool:
 
 
 def why(error: OSError) -> str:
-    """What the system refused, in words."""
+    """The reason why the system refused, in words."""
     return messages.why(error)
 
 

@@ -35,7 +35,7 @@ def run(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _views() -> dict[str, Any]:
-    """Every widget that redraws, the timeline over a trace of the real engine."""
+    """Every widget that redraws; the timeline shows a trace of the real engine."""
     import numpy as np
 
     from chapters import widgets as made

@@ -107,7 +107,7 @@ def _whose(told: list[str]) -> dict[str, str]:
 
 
 def _line(one: Received) -> str:
-    """All that is to be said of one student, in one line; nothing of what is unchanged and can be read."""
+    """A line with all that is to be said of one student; nothing of what is unchanged and can be read."""
     if one.refused:
         return f"{one.student}: refused: {'; '.join([one.refused, *one.notes])}"
     return f"{one.student}: {'; '.join([one.news, *one.notes])}" if one.news != "unchanged" else ""

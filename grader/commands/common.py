@@ -54,7 +54,7 @@ def listed(title: str, lines: Sequence[str]) -> None:
 
 
 def stop_for_damaged(damaged: Sequence[Damaged], missing: str = "all that the grader saw of them is missing") -> None:
-    """Where results cannot be read: name each with what repairs it, and end with exit status 1."""
+    """Names each result that cannot be read, with what repairs it, and ends with exit status 1, if there are any."""
     if not damaged:
         return
     for one in damaged:
@@ -63,7 +63,7 @@ def stop_for_damaged(damaged: Sequence[Damaged], missing: str = "all that the gr
 
 
 def stop_for_receipts(damaged: Sequence[DamagedReceipt], left: str) -> None:
-    """Where receipts cannot be read: name each with what repairs it, and end with exit status 1."""
+    """Names each receipt that cannot be read, with what repairs it, and ends with exit status 1, if there are any."""
     if not damaged:
         return
     for one in damaged:

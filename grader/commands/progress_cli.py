@@ -86,7 +86,7 @@ def _row(chapter: ChapterProgress) -> list[str]:
 
 
 def _percent(share: float) -> int:
-    """Rounded, but 0 and 100 only for nothing and everything."""
+    """The share in percent, rounded; 0 and 100 only for nothing and everything."""
     return round(share * 100) if share in (0, 1) else min(99, max(1, round(share * 100)))
 
 

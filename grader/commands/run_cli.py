@@ -127,7 +127,7 @@ def replay(student: Annotated[str, typer.Argument(help="The student's id.")], la
 
 
 def _points_of(root: Path, slug: str, students: list[str]) -> dict[str, float]:
-    """What the grader gave these students last, where it did and its result can be read."""
+    """The points that the grader gave these students last, where there are any and the result can be read."""
     from grader.courses.nbgrader_hooks import load_result
 
     found = {}
@@ -139,7 +139,8 @@ def _points_of(root: Path, slug: str, students: list[str]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _shown(total: int, slug: str) -> Iterator[Callable[[int, Result], None]]:
-    """How a result is shown: a bar on a terminal, with a line for what a person should see; elsewhere a line each."""
+    """Yields a function that shows a result: on a terminal a bar, with lines for what a person should see; or a line
+    each."""
     if not console.is_terminal:
         yield lambda number, result: console.print(_line(number, total, result), markup=False, soft_wrap=True)
         return
@@ -163,7 +164,7 @@ def _line(number: int, total: int, result: Result) -> str:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: jobs in progress are ended, nothing is left behind."""
+    """Makes SIGTERM end a run as Ctrl-C does: jobs in progress are ended, nothing is left behind."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

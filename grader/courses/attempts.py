@@ -13,7 +13,7 @@ from grader.study.workspace_files import write_atomically
 
 
 def keep_earlier(root: Path, new: Result) -> None:
-    """Before `new` takes its place: keep the result there is, if it is of another submission."""
+    """Keeps the present result, if it is of another submission, before `new` takes its place."""
     folder = root / "results" / new.lab
     with contextlib.suppress(OSError, ValueError):  # the first attempt, or a damaged file: nothing to keep
         old = read_result(folder / f"{new.student}.json")

@@ -186,7 +186,7 @@ def replay(root: Path, slug: str, student: str, insecure: bool = False) -> tuple
 def _results(
     pool: Executor, jobs: Iterator[tuple[str, Callable[[], Job]]], in_flight: int
 ) -> Iterator[tuple[str, str | Exception]]:
-    """Each student with the Result as JSON or what went wrong. Jobs are made when there is room, not all at once."""
+    """Yields each student with the Result as JSON or what went wrong. Jobs are made when there is room for them."""
     running: dict[Future[str], str] = {}
     while True:
         while len(running) < in_flight and (following := next(jobs, None)) is not None:

@@ -49,7 +49,7 @@ def given_by_hand(grade: Any) -> bool:
 
 
 def stale_of(grades: Iterable[Any]) -> tuple[Stale, ...]:
-    """Of one submission's grades in nbgrader's gradebook, those by hand that wait for a person."""
+    """The points by hand that wait for a person, among one submission's grades in nbgrader's gradebook."""
     return tuple(
         Stale(grade.name, float(grade.manual_score), None if grade.auto_score is None else float(grade.auto_score))
         for grade in grades
@@ -154,7 +154,7 @@ def _give(submission: Any, one: Given) -> list[str]:
 
 
 def _answer_of(submission: Any, check: str) -> str:
-    """The cell that a check is about: nbgrader keeps comments at what a student writes, the last before the check."""
+    """The cell that a check is about, the last answer before it: nbgrader keeps comments at what a student writes."""
     answer = ""
     for part in submission.notebooks:
         solutions = {cell.name for cell in part.notebook.solution_cells}

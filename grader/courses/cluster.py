@@ -47,7 +47,7 @@ def cluster(address: str, setup: Setup) -> Iterator[tuple[Executor, int]]:
 
 
 def _check_workers(client: Any, address: str, setup: Setup) -> int:
-    """How many tasks the cluster runs at once. Every worker starts an examiner server, before the first submission."""
+    """How many tasks the cluster runs at once. Before the first submission, every worker starts an examiner server."""
     threads: dict[str, int] = client.nthreads()
     if not threads:
         raise CourseError(f"{address} has no workers; start some: dask worker HOST:PORT --nthreads 1")

@@ -57,7 +57,7 @@ def kept(root: Path) -> list[Kept]:
 
 
 def to_forget(everything: Sequence[Kept], students: Iterable[str], older_than: int | None, now: datetime) -> list[Kept]:
-    """Those named, and those who handed nothing in for `older_than` days. Raises CourseError for an unknown name.
+    """Those named and those who handed nothing in for `older_than` days. Raises CourseError for an unknown name.
 
     A student of whom no date is known, because nothing was handed in, is kept unless named.
     """
@@ -71,7 +71,7 @@ def to_forget(everything: Sequence[Kept], students: Iterable[str], older_than: i
 
 
 def forget(root: Path, chosen: Sequence[Kept]) -> None:
-    """Delete it: first the files, then the rows, so that what a kill leaves is found again and named again."""
+    """Deletes what is kept of these students: first the files, then the rows, so that what a kill leaves is found."""
     with course_lock(root):
         _forget(root, chosen)
 

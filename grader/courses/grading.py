@@ -17,10 +17,10 @@ from grader.results.result import Result
 
 
 def release(root: Path, wanted: str, sources: Path) -> tuple[str, Path]:
-    """Bring lab `wanted` from `sources` (a repository's solutions/) into the course and release it.
+    """Brings lab `wanted` from `sources` (a repository's solutions/) into the course and releases it.
 
-    In a private course with the conventions drawn for it. What is released is scanned for what is hidden. Returns the
-    lab's slug and the released notebook's path. Raises CourseError, LabError.
+    A private course gets the lab with the conventions drawn for it. What is released is scanned for what is hidden.
+    Returns the lab's slug and the released notebook's path. Raises CourseError, LabError.
     """
     from nbgrader.converters import GenerateAssignment
 
@@ -86,11 +86,11 @@ def run(
 
 
 def feedback(root: Path, slug: str) -> tuple[list[Path], dict[str, str]]:
-    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths, and why
-    there is none, by student, where it could not be written; the others have theirs all the same.
+    """Writes one HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns the paths, and
+    for each student whose page could not be written the reason; the others have theirs all the same.
 
-    Call it under the course's lock: a run replaces what pages are made of. Raises CourseError where the gradebook
-    cannot be used.
+    Call it under the course's lock: a run replaces what pages are made of. CourseError where the gradebook cannot be
+    used.
     """
     from nbgrader.converters import GenerateFeedback
     from sqlalchemy.exc import SQLAlchemyError

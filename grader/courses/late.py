@@ -88,7 +88,7 @@ class Late:
 
     @property
     def line(self) -> str:
-        """What is said of it in a list."""
+        """A line about it for a list."""
         days = f"{self.student}: {self.days} day{'' if self.days == 1 else 's'}"
         if self.unconfirmed:
             lms = ", but in time, says the LMS" if self.in_time else ""
@@ -98,7 +98,7 @@ class Late:
 
 
 def parse_when(text: str) -> datetime:
-    """A due date from its text, see FORM. Raises CourseError, also for a time that the change of clocks leaves out.
+    """The due date of a text, see FORM. Raises CourseError, also for a time that the change of clocks leaves out.
 
     Of a time that occurs twice the later one is meant, in the learner's favour.
     """
@@ -192,7 +192,7 @@ def extend(root: Path, slug: str, student: str, days: int) -> datetime:
 
 
 def must_be_known(root: Path, student: str) -> None:
-    """Raises CourseError, with whom may be meant, for whom neither the roster nor a submission knows."""
+    """Raises CourseError, with whom may be meant, for a student whom neither the roster nor a submission knows."""
     roster = load_roster(root)
     handed_in = {path.name for top in ("received", "submitted") for path in (root / top).glob("[!.]*") if path.is_dir()}
     known = handed_in | roster.students.keys() | roster.others.keys()
@@ -227,7 +227,7 @@ def set_time(root: Path, slug: str, student: str, when: str) -> datetime | None:
 
 
 def confirm_file_times(root: Path, slug: str, found: Iterable[Late]) -> None:
-    """From now on these times count, also for what being late costs."""
+    """Confirms the times that are only a file's own: they count from now on, also for what being late costs."""
     policy = read_policy(root)
     times = {one.student: one.submitted.isoformat() for one in found if one.unconfirmed and one.submitted}
     policy.file_times[slug] = dict(policy.file_times.get(slug) or {}) | times

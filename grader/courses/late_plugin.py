@@ -1,4 +1,4 @@
-"""Where the course's late policy enters nbgrader: its plugin for late penalties, called when a submission is graded."""
+"""nbgrader's plugin for late penalties, called when a submission is graded: it applies the course's late policy."""
 
 from __future__ import annotations
 

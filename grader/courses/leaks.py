@@ -39,7 +39,7 @@ CELL_METADATA = {
 
 @dataclass(frozen=True)
 class Leak:
-    """place: file and cell. what: what was found there, without repeating it."""
+    """Something that students must not get. place: file and cell. what: what was found there, without repeating it."""
 
     place: str
     what: str
@@ -57,7 +57,7 @@ class Hidden:
     raw: dict[bytes, str] = field(default_factory=dict)
 
     def add_lab(self, lab: Lab) -> None:
-        """All lines of a lab's solutions and hidden tests that are not visible elsewhere in that lab."""
+        """Adds all lines of a lab's solutions and hidden tests that are not visible elsewhere in that lab."""
         parts = [(cell, *visible_and_hidden(cell)) for cell in lab.cells]
         seen = "\n".join([STUB, *(visible for _, visible, _ in parts)])
         everything, visible_lines = squeezed(seen), {squeezed(line) for line in seen.split("\n")}
@@ -71,13 +71,13 @@ class Hidden:
                         self.lines.setdefault(text, what)
 
     def add_other_lab(self, lab: Lab) -> None:
-        """The solutions and hidden tests of a lab as wholes: another lab may share lines with it, and not its cells."""
+        """Adds a lab's solutions and hidden tests as wholes: another lab may share lines with it, and not its cells."""
         for cell in lab.cells:
             if len(text := squeezed(visible_and_hidden(cell)[1])) >= 4 * LONG:
                 self.anywhere.setdefault(text, f"the hidden part of {cell.grade_id} of lab {lab.slug}")
 
     def add_secret(self, secret: bytes, name: str) -> None:
-        """Secret bytes, as such and in hexadecimal. Base64 is unpacked before anything is compared."""
+        """Adds secret bytes, as such and in hexadecimal. Base64 is unpacked before anything is compared."""
         for form in (secret, secret.hex().encode(), secret.hex().upper().encode()):
             self.raw[form] = name
 
@@ -208,7 +208,7 @@ def _decoded_base64(run: str) -> bytes:
 
 
 def _unzipped(content: bytes) -> bytes:
-    """At most MAX_UNPACKED bytes of zlib's or gzip's content; empty where it is neither."""
+    """The content of zlib or gzip, at most MAX_UNPACKED bytes; empty where it is neither."""
     try:
         return zlib.decompressobj(wbits=47).decompress(content, MAX_UNPACKED)  # 47: whichever header there is
     except zlib.error:

@@ -35,8 +35,8 @@ class Misconception:
 def misconceptions_of(mutants: Path, options: Iterable[Option] = ()) -> list[Misconception]:
     """The mutants in a folder, from their headers. Raises LabError for one without `# fault:` and `# fails:`.
 
-    Without those whose fault lies where an option of a private course changes the solution: what they do may be wrong
-    for other reasons there, or just what the course asks for.
+    Mutants whose fault lies where an option of a private course changes the solution are left out: what they do may be
+    wrong for other reasons there, or just what the course asks for.
     """
     found, chosen = [], list(options)
     for path in sorted(mutants.glob("*.py")):
@@ -61,11 +61,10 @@ def _fits(cells: Iterable[dict[str, Any]], options: Sequence[Option]) -> bool:
 
 
 def write_misconceptions(lab_source: Path, tests_folder: Path, target: Path, options: Iterable[Option] = ()) -> int:
-    """At a release: write the table of lab `solutions/NN_slug/SLUG.py` to target/NN_slug.json; returns its length.
+    """Writes the table of lab `solutions/NN_slug/SLUG.py` to target/NN_slug.json at a release; returns its length.
 
     tests_folder holds NN_slug/mutants; target is the course's folder `misconceptions`; options: see
-    `misconceptions_of`. Nothing is written where there
-    are no mutants. Raises LabError.
+    `misconceptions_of`. Nothing is written where there are no mutants. Raises LabError.
     """
     slug = lab_source.parent.name
     table = misconceptions_of(tests_folder / slug / "mutants", options)
@@ -99,8 +98,8 @@ def failed_checks(result: Result) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def failed_on_property(result: Result) -> frozenset[str]:
-    """Checks that said what is wrong with a result. An endless loop, a crash, an exception in the student's code or a
-    cell that does not run says nothing of what was understood.
+    """The failed checks that said what is wrong with a result. An endless loop, a crash, an exception in the student's
+    code or a cell that does not run says nothing of what was understood.
     """
     no_result = re.compile(r"your code raised |\S+ is not defined")
     return frozenset(check.grade_id for check in result.checks

@@ -1,4 +1,4 @@
-"""Where our examiner and our feedback page enter nbgrader: a preprocessor for autograding and an exporter for feedback.
+"""Our examiner and our feedback page in nbgrader: a preprocessor for autograding and an exporter for feedback.
 
 nbgrader's own Execute runs tests inside the learner's process and takes silence for success. `ExaminerStep` replaces
 it, makes harmless what the formgrader will show, and writes into every check's cell what nbgrader's own scoring reads:
@@ -73,7 +73,7 @@ def _examine_now(root: Path, lab_slug: str, student: str) -> Result:
 
 
 class GetGradesByHand(GetGrades):
-    """Scores as nbgrader's step has them; and which of them a person gave, and which nobody has given yet."""
+    """nbgrader's step for scores; it also notes which scores a person gave, and which nobody has given yet."""
 
     def _get_score(self, cell: Any, resources: Any) -> None:
         super()._get_score(cell, resources)
@@ -125,8 +125,8 @@ def write_scores(nb: Any, result: Result) -> None:
 
 
 def read_intake(root: Path, lab: str, student: str) -> dict[str, Any]:
-    """What intake recorded for a submission: received (SHA-256), refused (reason or ""), notes. Empty where it has not
-    seen it. Raises ValueError where the record is damaged.
+    """The record that intake made of a submission: received (SHA-256), refused (reason or ""), notes. Empty where
+    intake has not seen it. Raises ValueError where the record is damaged.
     """
     record = read_record(root / "submitted" / student / lab)
     if record and not whole(record):

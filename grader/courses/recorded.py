@@ -58,14 +58,14 @@ def recorded(root: Path, slug: str) -> Recorded:
 
 
 def state(student: str, result: Result | None, damaged: Iterable[Damaged]) -> str:
-    """A result's status, or why there is none."""
+    """A result's status, or the reason why there is none."""
     if result is not None:
         return result.status
     return "damaged result" if any(one.student == student for one in damaged) else "not graded"
 
 
 def damage(root: Path, slug: str, path: Path, error: Exception) -> Damaged:
-    """What to say of a student's file that raised `error` when it was read."""
+    """The damage of a student's file that raised `error` when it was read."""
     student, name = path.stem, path.relative_to(root).as_posix()
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     again = f"grade it again: inferlab grade run {slug} --student {shlex.quote(student)}"

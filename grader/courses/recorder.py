@@ -43,14 +43,14 @@ class RecordingFailed(RuntimeError):
 
 
 class _Held(Session):
-    """nbgrader's `commit` after every cell only writes to the open transaction."""
+    """A session in which nbgrader's `commit` after every cell only writes to the open transaction."""
 
     def commit(self) -> None:
         self.flush()
 
 
 class _SharedGradebook(Gradebook):
-    """Stays open when nbgrader's steps are done with it; `finish` commits, `drop` forgets."""
+    """A gradebook that stays open when nbgrader's steps are done with it; `finish` commits, `drop` forgets."""
 
     def __init__(self, db_url: str):
         super().__init__(db_url)
@@ -129,7 +129,7 @@ class Recorder:
         self._journal.add(student)
 
     def record_failure(self, student: str) -> None:
-        """Fail closed: where nbgrader failed there is a zero that a person must look at, never an empty grade."""
+        """Records a zero that a person must look at, where nbgrader failed: never an empty grade."""
         with _database_errors():
             try:
                 self._book.update_or_create_student(student)
@@ -206,7 +206,7 @@ def _without(names: tuple[str, ...], steps: list[type]) -> list[type]:
 
 @contextlib.contextmanager
 def _all_steps_use(book: _SharedGradebook) -> Iterator[None]:
-    """While this lasts, nbgrader's steps get `book` where they open the gradebook."""
+    """Gives `book` to nbgrader's steps where they open the gradebook, inside the block."""
     modules = [importlib.import_module(name) for name in _OPENS]
     for module in modules:
         module.Gradebook = lambda *_, **__: book  # type: ignore[attr-defined]

@@ -25,8 +25,8 @@ from grader.results.result import Result
 
 @dataclass(frozen=True)
 class Change:
-    """One student. points: what the grader gave; totals: the gradebook's, None in a dry run or before grading;
-    checks: those whose status changed, with both.
+    """What changed for one student. points: what the grader gave; totals: the gradebook's, None in a dry run or before
+    grading; checks: those whose status changed, with both.
     """
 
     student: str
@@ -111,7 +111,7 @@ def _keep(root: Path, slug: str) -> Path:
 
 @contextmanager
 def _copy(root: Path, slug: str) -> Iterator[Path]:
-    """The course with this lab alone, elsewhere, with a gradebook of its own."""
+    """Yields a copy of the course with this lab alone, in another folder, with a gradebook of its own."""
     from nbgrader.converters import GenerateAssignment
 
     with tempfile.TemporaryDirectory(prefix="regrade-") as folder:

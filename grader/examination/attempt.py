@@ -77,12 +77,12 @@ class Attempt:
     kernels: _KernelProcess | None = None  # for a lab whose learner writes kernels
 
     def interrupt(self) -> None:
-        """Make a call that waits for the process, in another thread, raise Gone."""
+        """Makes a call that waits for the process, in another thread, raise Gone."""
         with contextlib.suppress(OSError):
             self.process.connection.sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> str:
-        """End the process; returns what it printed last."""
+        """Ends the process; returns what it printed last."""
         with _launching:
             self.process.end()
         if self.kernels is not None:
@@ -102,10 +102,10 @@ def start(
     call_seconds: float | None = None,
     given: Sequence[tuple[str, str]] = (),
 ) -> Attempt:
-    """Fork a process and run the learner's cells in it. who: begins every message, "role 2: ". given: cells, (source,
+    """Forks a process and runs the learner's cells in it. who: begins every message, "role 2: ". given: cells, (source,
     name), that are run before.
 
-    call_seconds: as `limits.call`, for calls after the cells; those have what `limits` says.
+    call_seconds: like `limits.call`, for calls after the cells; those have what `limits` says.
     Raises Gone when the process does not survive that; errors in cells are in `broken`.
     """
     with _launching:

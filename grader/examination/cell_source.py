@@ -14,7 +14,7 @@ DEFINITIONS, IMPORTS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), (a
 def plain_python(source: str) -> str:
     """A notebook cell as Python: magics, shell lines and questions become `pass`, a cell magic makes it a comment.
 
-    Not the cell magics under which the cell runs as it is, such as `%%time`: what it defines counts.
+    Cell magics under which the cell runs as it is, such as `%%time`, do not: what such a cell defines counts.
     """
     source = re.sub(r"^\s*%%(time|capture|prun)\b.*", "", source)
     if re.match(r"\s*%%", source):
@@ -77,7 +77,7 @@ def bound_by(node: ast.stmt) -> set[str]:
 
 
 def statements(source: str) -> list[ast.stmt]:
-    """At top level; none where it is not Python."""
+    """The statements at top level; none where it is not Python."""
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -85,5 +85,5 @@ def statements(source: str) -> list[ast.stmt]:
 
 
 def first_line(node: ast.stmt) -> int:
-    """Of a statement, with its decorators."""
+    """The first line of a statement, decorators included."""
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])

@@ -182,7 +182,8 @@ class _Examination:
         return result
 
     def _less_time(self, spent: float, lost: float) -> None:
-        """After a check that timed out, for the rest of this submission. spent: before it; lost: in it."""
+        """Shortens the limits of this submission after a check that timed out. spent: seconds before it; lost: in
+        it."""
         limits = self.limits
         if self._lost is None:
             self._lost = 0.0
@@ -194,12 +195,12 @@ class _Examination:
         self._call_seconds = min(self.limits.call, limits.last_call) if last else self.limits.call
 
     def open_namespace(self) -> dict[str, Any]:
-        """Where cells run, with the learner's parts in it. Raises Gone."""
+        """The namespace in which cells run, with the learner's parts in it. Raises Gone."""
         attempt = self._attempt = self._attempt or self._start()
         return attempt.namespace
 
     def _start(self) -> Attempt:
-        """A process with the learner's cells run in it, and the examiner's cells run here. Raises Gone."""
+        """Starts a process with the learner's cells run in it, and runs the examiner's cells here. Raises Gone."""
         with _alarm(self.limits.check, "the cells before the checks"):
             attempt = start(self.lab, self.submission, self.launcher, self.limits, call_seconds=self._call_seconds)
             try:
@@ -221,7 +222,7 @@ class _Examination:
 
     @contextlib.contextmanager
     def open(self, num_roles: int) -> Iterator[list[dict[str, Any]]]:
-        """For `checks.roles`: the graded names of as many new processes, which are ended at the end of the block."""
+        """The graded names of as many new processes as there are roles, for `checks.roles`; they end with the block."""
         first = len(self._roles)
         try:
             for role in range(num_roles):
@@ -234,12 +235,12 @@ class _Examination:
             self._end_roles(first)
 
     def interrupt(self) -> None:
-        """For `checks.together`: calls of roles in other threads end."""
+        """Ends the calls of roles in other threads, for `checks.together`."""
         for attempt in self._roles:
             attempt.interrupt()
 
     def texts(self, name: str) -> list[str]:
-        """For `checks.texts_of`."""
+        """The texts in the learner's code, for `checks.texts_of`: those of the cell that defines `name` first."""
         cells = [source for source, _ in learner_cells(self.lab, self.submission)]
         return texts_in(sorted(cells, key=lambda source: name not in defined_names(source)))
 
@@ -250,7 +251,7 @@ class _Examination:
             self.printed[1:] = [f"role {role}: {text}" for role, text in texts if text]
 
     def end(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         self._end_roles()
         if self._attempt is not None:
             self.printed[:1] = [self._attempt.end()]
@@ -318,7 +319,7 @@ def _alarm(seconds: float, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bounded_memory(more: int) -> Iterator[None]:
-    """This process may grow by `more` bytes; beyond, allocations fail with an exception that costs the check.
+    """Lets this process grow by `more` bytes; beyond, allocations fail with an exception that costs the check.
 
     Without this a check that collects what a learner's code yields without end takes the whole machine. Only on Linux,
     and not where CUDA is in use: it maps far more than it takes.

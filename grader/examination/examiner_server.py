@@ -89,7 +89,7 @@ class Examiners:
     def _examine_here(
         self, request: dict[str, Any], limits: Limits, say: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any]:
-        """In the child: examine, and report each check as soon as it is done."""
+        """Examines, in the child, and reports each check as soon as it is done."""
         torch.manual_seed(0)
         random.seed(0)
         submission = read_submission(request["submitted"].encode(), self.lab)
@@ -126,14 +126,14 @@ class Examiners:
             checks.append(CheckResult(**message["check"]))
 
     def _cut_short(self, checks: list[CheckResult], seconds: float) -> dict[str, Any]:
-        """What was passed before stays; the rest was not finished."""
+        """The checks that were done before, which stay, and the rest as not finished."""
         for cell in self.lab.of_kind("check")[len(checks) :]:
             checks.append(check_result(cell, "timed out", f"grading was ended after {seconds:.0f} s"))
         result = Result(lab=self.lab.slug, points=self.lab.points, checks=checks, seconds=round(seconds, 3))
         return dict(json.loads(result.to_json()))
 
     def _warm_up(self) -> None:
-        """One learner's process, to see that they can be started. Raises SandboxError, ConnectionError."""
+        """Starts one learner's process, to see that they can be started. Raises SandboxError, ConnectionError."""
         self.launcher.fork().end()
 
     def _launcher_ended(self) -> bool:

@@ -62,11 +62,11 @@ def read_submission(raw: bytes, lab: Lab) -> Submission:
 
 
 def _owners(cells: list[FileCell], lab: Lab, notes: list[str]) -> list[str | None]:
-    """For each cell of a file the grade_id of the lab's cell that it is, or None.
+    """The grade_id of the lab's cell that each cell of a file is, or None.
 
-    By metadata first. Where a tool has lost that, or moved it, the cell's id says it as well: releases give a cell its
-    grade_id for an id, and no editor gives such an id to a new cell. Where both are lost, an unchanged cell is
-    known by its text.
+    It goes by metadata first. Where a tool has lost that, or moved it, the cell's id says it as well: releases give a
+    cell its grade_id for an id, and no editor gives such an id to a new cell. Where both are lost, an unchanged cell is
+    known by its text alone.
     """
     known = {cell.grade_id for cell in lab.cells}
     owners = [cell.grade_id if cell.grade_id in known else None for cell in cells]
@@ -142,7 +142,7 @@ def _marks_changed(cell: FileCell, release: dict[str, Any]) -> bool:
 
 
 def _limit(submission: Submission, lab: Lab) -> None:
-    """Limits on what was taken, not on the file: what `rebuild` makes of a submission within them is within them."""
+    """Limits what was taken, not the file: what `rebuild` makes of a submission within the limits is within them."""
     if len(submission.added) > MAX_ADDED:
         raise Refused(f"the notebook has {len(submission.added)} cells of your own; at most {MAX_ADDED} are read")
     code = sum(len(added.source) for added in submission.added if added.cell_type not in ("markdown", "raw"))

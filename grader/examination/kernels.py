@@ -87,7 +87,7 @@ def _of(kernel: Any) -> tuple[str, Find, Request]:
 
 
 def _here(operation: str, payload: Any) -> Any:
-    """In this process, which is the learner's own."""
+    """Runs an operation in this process, which is the learner's own."""
     if operation == "compile":
         return kernel_run.compile_source(*payload)
     sources, name, grid, arguments, constants = payload

@@ -41,7 +41,7 @@ def unmerged(cells: list[FileCell], owners: list[str | None], lab: Lab) -> list[
 
 
 def _without(source: str, texts: list[str]) -> str:
-    """`source` without these texts, each of which is whole lines and taken out once."""
+    """The source without these texts, each of which is whole lines and taken out once."""
     padded = f"\n{source}\n"
     for text in texts:
         padded = padded.replace(f"\n{text}\n", "\n", 1)
@@ -62,9 +62,9 @@ def last_of(cells: list[FileCell], owners: list[str | None], lab: Lab) -> dict[s
 
 
 def beside(source: str, own: Cell) -> str:
-    """What a changed cell of the lab holds of the learner's: a cell merged with it, or functions and imports added.
+    """The learner's part of a changed cell of the lab: a cell merged with it, or functions and imports added.
 
-    Not what became of its own lines, which are not the learner's to change.
+    What became of the cell's own lines is left out, as they are not the learner's to change.
     """
     # An instructor's notebook has the hidden parts of its checks.
     source, original = without_helps(split_hidden(source)[0]), visible(own).strip()
@@ -82,7 +82,7 @@ def beside(source: str, own: Cell) -> str:
 
 
 def join_halves(submission: Submission, lab: Lab) -> None:
-    """Put a cell together again that was split where only the whole is Python: inside of a class or a function."""
+    """Joins the parts of a cell that was split where only the whole is Python: inside of a class or a function."""
     for cell in lab.of_kind("solution"):
         halves = [added for added in submission.added if added.half_of == cell.grade_id]
         parts = [half.source for half in halves] + [submission.answers.get(cell.grade_id, "")]
@@ -93,7 +93,7 @@ def join_halves(submission: Submission, lab: Lab) -> None:
 
 
 def take_from_text(submission: Submission, lab: Lab) -> None:
-    """A learner's note that an editor has merged with a cell to write in is text: its code is taken from it."""
+    """Takes the code from a learner's note that an editor has merged with a cell to write in: the note is text."""
     found = [(added, start.start()) for added in submission.added
              if added.cell_type == "markdown" and len(added.source) <= MAX_NOTE
              for start in _CODE.finditer(added.source)][:MAX_TRIES]  # fmt: skip
@@ -107,7 +107,7 @@ def take_from_text(submission: Submission, lab: Lab) -> None:
 
 
 def drop_stubs(submission: Submission, lab: Lab) -> None:
-    """An unchanged stub is no answer where another cell defines its names."""
+    """Drops unchanged stubs where another cell defines their names: they are no answers."""
     stubs = [cell for cell in lab.of_kind("solution") if is_stub(submission.answers.get(cell.grade_id), cell)]
     elsewhere = defined_elsewhere(submission, {cell.grade_id for cell in stubs}) if stubs else set()
     for cell in stubs:

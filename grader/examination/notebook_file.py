@@ -1,4 +1,4 @@
-"""From the bytes of a submitted file to its cells: what can be repaired without guessing, and what is refused, and why.
+"""Reads the cells of a submitted file: what can be repaired without guessing, and what is refused, and why.
 
 Nothing but the cells is used; outputs and everything else in the file are dropped. Limits keep the work for one file
 bounded: 64 MiB, and so many brackets and commas that parsing takes no more than about a GiB of memory for a moment.
@@ -138,7 +138,7 @@ def _why_not_json(text: str, error: ValueError) -> str:
 
 
 def _cells_of_worksheets(worksheets: list[Any]) -> list[Any] | None:
-    """nbformat 3: cells lie in worksheets, code in `input`, and headings are cells of their own."""
+    """The cells of nbformat 3, which lie in worksheets, with code in `input` and headings as cells of their own."""
     lists = [sheet.get("cells") for sheet in worksheets if isinstance(sheet, dict)]
     if not lists or not all(isinstance(cells, list) for cells in lists):
         return None
@@ -173,6 +173,6 @@ def _cell(cell: Any, number: int) -> FileCell:
 
 
 def plain_text(text: str) -> str:
-    """Text that any file can hold: no lone surrogate, no null byte, lines that end in a line feed alone."""
+    """The text as any file can hold it: no lone surrogate, no null byte, lines that end in a line feed alone."""
     text = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "�")
     return text.replace("\r\n", "\n").replace("\r", "\n")

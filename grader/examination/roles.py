@@ -37,7 +37,7 @@ class Deadlock(RuntimeError):
 
 
 class Source(Protocol):
-    """Where roles come from."""
+    """The place from which roles come."""
 
     def open(self, num_roles: int) -> contextlib.AbstractContextManager[list[dict[str, Any]]]: ...
 
@@ -51,7 +51,7 @@ _source: ContextVar[Source | None] = ContextVar("source", default=None)
 
 @contextlib.contextmanager
 def roles_from(source: Source) -> Iterator[None]:
-    """While this lasts, `roles` takes its roles from `source`: the examiner's processes."""
+    """Lets `roles` take its roles from `source`, the examiner's processes, inside the block."""
     token = _source.set(source)
     try:
         yield
@@ -94,16 +94,16 @@ def _open(num_roles: int, namespace: dict[str, Any]) -> Iterator[list[Role]]:
 def texts_of(name: str) -> list[str]:
     """The texts in the learner's code, those of the cell that defines `name` first: a check tries them as separators.
 
-    In a learner's notebook those of that cell and of what it uses.
+    In a learner's notebook it returns those of that cell and of what it uses.
     """
     source = _source.get()
     return texts_here(name, sys._getframe(1).f_globals, _cell_of) if source is None else source.texts(name)
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Run `calls` at the same time, one per role, and return their results in order.
+    """Runs `calls` at the same time, one per role, and returns their results in order.
 
-    Raises the exception of a call that failed; where all that still run wait for messages that none of them can send,
+    Raises the exception of a call that failed. Where all that still run wait for messages that none of them can send,
     they get `Deadlock`. What the calls share must be thread-safe: ports of a `grader.channel.Network` are.
     """
     import torch
@@ -141,7 +141,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def _stop(group: Group, threads: list[threading.Thread]) -> None:
-    """End what can be ended: waiting for messages, and calls into other processes."""
+    """Ends what can be ended: waiting for messages, and calls into other processes."""
     group.stop()
     source = _source.get()
     if source is not None:
@@ -184,7 +184,7 @@ class Group:
             self.errors.append((isinstance(error, Exception), self.doomed, number, error))
 
     def error(self) -> BaseException | None:
-        """The one to raise: an end rather than an error, a cause rather than its consequence; the same every time."""
+        """The error to raise: an end rather than an error, a cause rather than its consequence; the same every time."""
         with changed:
             return min(self.errors, key=lambda entry: entry[:3])[3] if self.errors else None
 
@@ -200,7 +200,7 @@ class Group:
             changed.notify_all()
 
     def wait_for(self, inbox: Any, text: str) -> None:
-        """Return when `inbox` is not empty; the caller holds `changed`. Raises Deadlock."""
+        """Returns when `inbox` is not empty; the caller holds `changed`. Raises Deadlock."""
         wait = Wait(inbox, text)
         self.waiting.append(wait)
         try:
@@ -225,7 +225,7 @@ class Group:
 
 
 def wait_for(inbox: Any, text: str) -> None:
-    """For a port's `recv`: wait until `inbox` is not empty; the caller holds `changed`. Raises Deadlock."""
+    """Waits until `inbox` is not empty, for a port's `recv`; the caller holds `changed`. Raises Deadlock."""
     member = _member.get()
     if member is not None:
         member[0].wait_for(inbox, text)

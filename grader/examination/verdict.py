@@ -36,7 +36,7 @@ def check_result(cell: Cell, status: str, message: str, seen: str = "", seconds:
 
 
 def clean(text: str) -> str:
-    """Text of a learner without what no file or terminal should get: lone surrogates, control characters, and this
+    """A learner's text without what no file or terminal should get: lone surrogates, control characters, and this
     machine's folders, which warnings of libraries name.
     """
     text = text.encode("utf-8", "replace").decode("utf-8")

@@ -69,7 +69,7 @@ class Setup:
 
     @functools.cached_property
     def key(self) -> str:
-        """The same for setups that can share a server."""
+        """A key that is the same for setups that can share a server."""
         return hashlib.sha256(f"{self.slug}/{self.secret}/{self.insecure}/{self.solution}".encode()).hexdigest()
 
     def lab(self) -> Lab:
@@ -172,7 +172,7 @@ def _stamped(job: Job, result: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What must be the same on all machines of a run for grades to be the same."""
+    """The versions that must be the same on all machines of a run for grades to be the same."""
     course = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in (course / "grader", course / "reference_impl"):

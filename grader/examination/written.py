@@ -42,7 +42,7 @@ def _value(node: ast.AST) -> str:
 
 
 def texts_here(name: str, namespace: dict[str, Any], cell_of: Callable[[Any, dict[str, Any]], str | None]) -> list[str]:
-    """In a notebook: those in the cell that defines `name`, and in what it uses."""
+    """The texts in the cell that defines `name` and in what it uses, in a notebook."""
     sources: dict[str, None] = {}
     seen: set[str] = set()
 

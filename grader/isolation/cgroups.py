@@ -27,7 +27,7 @@ class Group:
     folders: dict[str, Path] = field(default_factory=dict)
 
     def add(self, pid: int) -> None:
-        """Put a process, and what it will fork, into the group. Raises OSError."""
+        """Puts a process, and what it will fork, into the group. Raises OSError."""
         for folder in set(self.folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 

@@ -42,12 +42,12 @@ class Isolation:
 
     @property
     def keeper_uid(self) -> int | None:
-        """Another one for the process that watches them, which they then cannot signal or slow down."""
+        """The user of the process that watches the learners', which they then cannot signal or slow down; or None."""
         return None if self.uid is None else self.uid + NUM_UIDS
 
 
 def isolation() -> Isolation:
-    """What this machine offers, without trying it. Raises SandboxError."""
+    """The isolation that this machine offers, without trying it. Raises SandboxError."""
     if sys.platform != "linux":
         raise SandboxError(
             "learners' code can only be isolated on Linux. On macOS and Windows grade in a container: "

@@ -45,7 +45,7 @@ def other_processes(launcher: Launcher) -> Row:
 
 
 def channels(launcher: Launcher) -> Row:
-    """Of the files that two submissions see, neither locks nor leases nor shared memory nor news can be had."""
+    """Neither locks nor leases nor shared memory nor news can be had of the files that two submissions see."""
     source = """
         import ctypes, fcntl, mmap, os, sys
         libc = ctypes.CDLL(None, use_errno=True)

@@ -48,7 +48,8 @@ class Option(Strict):
 
 
 class Convention(Strict):
-    """about: what is agreed on. Options do not hold the public form, which is the source itself."""
+    """A convention of a lab. about: what is agreed on. Options do not hold the public form, which is the source
+    itself."""
 
     name: Name  # of the file
     about: Text

@@ -1,4 +1,4 @@
-"""From the one hand-written file of a lab, `solutions/NN_slug/SLUG.py`, to its two notebooks.
+"""Makes the two notebooks of a lab from its one hand-written file, `solutions/NN_slug/SLUG.py`.
 
     SLUG.py (percent format) -> solutions/NN_slug/SLUG.ipynb -> nbgrader generate_assignment -> labs/NN_slug/SLUG.ipynb
 

@@ -276,7 +276,7 @@ class Unpacker:
         raise Malformed(f"unknown kind {tag!r}")
 
     def _field(self, node: Any, depth: int) -> Any:
-        """A dataclass checks its fields when it is made, and may go through them: here that must come to an end."""
+        """A dataclass's field, which is data: the dataclass may go through it when it is made, and that must end."""
         if isinstance(node, dict) and node.get("t") == "h" and "back" not in node:
             raise Malformed("a field of a dataclass is an object of the other process, not data")
         return self.unpack(node, depth)

@@ -1,4 +1,4 @@
-"""From a fork of the warm process to a learner's process that can reach nothing: runs inside bubblewrap, on Linux.
+"""Turns a fork of the warm process into a learner's process that can reach nothing. Runs inside bubblewrap, on Linux.
 
 bubblewrap has taken away network, files and the view of other processes for all submissions together. Here each one
 gets namespaces of its own, so that it meets neither the warm process nor the submission before it:
@@ -141,7 +141,7 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
 
 
 def _asked_to_end(learner: int, report_fd: int) -> None:
-    """The learner's process may have ended by itself just before it was to be ended: report which."""
+    """Reports how the learner's process ended: by itself just before it was to be ended, or killed."""
     with contextlib.suppress(ChildProcessError):
         done, status = os.waitpid(learner, os.WNOHANG)
         _report(report_fd, status=status if done else int(signal.SIGKILL))

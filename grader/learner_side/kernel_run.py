@@ -50,7 +50,7 @@ class Traffic:
 
 
 class _Place:
-    """Where a tensor of the launch lies. counts: loads of each number by the program that runs now; stored: stores of
+    """The place of a tensor of the launch. counts: loads of each number by the program that runs now; stored: stores of
     each number by all programs."""
 
     def __init__(self, name: str, tensor: Any, traffic: Traffic):
@@ -79,7 +79,7 @@ class _Watch:
             raise ValueError(f"{what} of a tile of {list(shape)}: a multiprocessor has {REGISTERS:,} registers for all")
 
     def arguments(self, names: Sequence[str], args: list[Any], kwargs: dict[str, Any]) -> None:
-        """A launch's tensors move, with a gap before and after each, so that none begins where another one ends."""
+        """Moves a launch's tensors, with a gap before and after each, so that none begins where another one ends."""
         import numpy as np
         import torch
 
@@ -133,7 +133,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watching(watch: _Watch) -> Iterator[None]:
-    """The interpreter rejects what goes wrong on a GPU, and counts.
+    """Makes the interpreter reject what goes wrong on a GPU, and count.
 
     By itself it reads and writes behind the end of a tensor, which gives wrong numbers or ends the process; what a load
     without `other` leaves out is 0; and tiles may have any size.
@@ -260,7 +260,7 @@ def compile_source(
 
 
 def _compiled_elsewhere(request: dict[str, Any]) -> dict[str, Any]:
-    """By a process without the interpreter."""
+    """Compiles in a process without the interpreter; returns what `compile_source` returns."""
     with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
         environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
         environment |= {"TRITON_CACHE_DIR": folder, "PYTHONWARNINGS": "ignore", "HOME": folder}

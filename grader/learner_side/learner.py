@@ -112,7 +112,7 @@ def _serve(channel: socket.socket, dataclasses_by_name: dict[str, type]) -> None
 
 
 def _become_child(fds: list[int], dataclasses_by_name: dict[str, type]) -> None:
-    """Without isolation: this fork is the learner's process."""
+    """Becomes the learner's process, in a fork, where there is no isolation."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _arrange(fds)
@@ -122,7 +122,7 @@ def _become_child(fds: list[int], dataclasses_by_name: dict[str, type]) -> None:
 
 
 def _arrange(fds: list[int]) -> list[int]:
-    """Nothing on stdin, the output's pipe on stdout and stderr, then the other files from 3 on; all else is closed."""
+    """Puts nothing on stdin, the output's pipe on stdout and stderr, the other files from 3 on; all else is closed."""
     channel, output, *others = fds
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in (output, channel, *others)]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -65,7 +65,8 @@ class Connection:
         self._cpu_seconds, self._waited_seconds = cpu_seconds, waited_seconds
 
     def allow(self, seconds: float) -> None:
-        """The other side may now take `seconds` of processor time, and PATIENCE times as much besides for waiting."""
+        """Gives the other side `seconds` of processor time from now on, and PATIENCE times as much besides for
+        waiting."""
         now = time.monotonic()
         last = now + PATIENCE * seconds
         self.allowance = Allowance(seconds, now + seconds, last, self._cpu_seconds(), self._waited_seconds())
@@ -140,7 +141,8 @@ class Connection:
 
 
 def _num_values(text: bytes | bytearray) -> int:
-    """At least as many values as a header's JSON holds; counted before anything is built from it."""
+    """A bound for the number of values in a header's JSON, never too small; counted before anything is built from
+    it."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 

@@ -64,7 +64,7 @@ class WrongValue(Strict):
 
 
 def wrong_values(folder: Path) -> dict[tuple[str, str], list[WrongValue]]:
-    """Of each (convention, option) the mutants that the folder's `options.yaml` has. Raises LabError, OSError."""
+    """The mutants that the folder's `options.yaml` has, by (convention, option). Raises LabError, OSError."""
     path = folder / WRONG_VALUES
     try:
         found = TypeAdapter(dict[str, dict[str, list[WrongValue]]]).validate_python(
@@ -113,7 +113,7 @@ class Proof:
 
 
 def covering(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ...]]:
-    """As few draws as hold every option of every convention at least once."""
+    """Draws that hold every option of every convention at least once; as few as that needs."""
     for number in range(max((len(c.options) for c in conventions), default=0)):
         yield tuple(c.options[number % len(c.options)] for c in conventions)
 

@@ -87,7 +87,7 @@ def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str
 
 @contextlib.contextmanager
 def kept_kernels() -> Iterator[None]:
-    """While this lasts, a kernel that was compiled is not compiled again, here and in all processes started here."""
+    """Keeps compiled kernels inside the block: none is compiled twice, here and in all processes started here."""
     with tempfile.TemporaryDirectory(prefix="compiled-kernels-") as folder:
         os.environ[KEPT] = folder
         try:
@@ -97,7 +97,7 @@ def kept_kernels() -> Iterator[None]:
 
 
 def compute_as_in_a_learners_process() -> None:
-    """For a process that runs checks directly, in forks: call it before anything imports Triton."""
+    """Sets up a process that runs checks directly, in forks. Call it before anything imports Triton."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
 

@@ -47,8 +47,8 @@ CALL_SECONDS = 5.0  # a mutant may loop without end
 
 @dataclass(frozen=True)
 class Verdict:
-    """killed_by: the first check that failed, of the visible run or of the first secret whose run saw it. seeds: of the
-    secrets, how many runs saw it; None where the visible run did."""
+    """What became of a mutant. killed_by: the first check that failed, of the visible run or of the first secret whose
+    run saw it. seeds: how many runs of the secrets saw it; None where the visible run did."""
 
     mutant: Mutant
     killed_by: str | None
@@ -78,7 +78,7 @@ class Bench:
         launcher.fork().end()  # waits until it has started, so that forks of this process know it
 
     def verdict(self, mutant: Mutant, harmless: bool = False) -> Verdict:
-        """harmless: it is expected to pass. One secret with which it does is then enough."""
+        """The verdict on a mutant. harmless: it is expected to pass. One secret with which it does is then enough."""
         answers = {**self.solved, mutant.cell: mutant.source}
         if failed := self._killer(answers, 0, mutant.cell):
             return Verdict(mutant, failed, None, len(self.runs) - 1)
@@ -91,7 +91,7 @@ class Bench:
         return Verdict(mutant, killers[0] if killers else None, len(killers), len(self.runs) - 1)
 
     def _killer(self, answers: dict[str, str], run: int, cell: str) -> str | None:
-        """The first check that fails of those that use the cell. LabError if the reference fails it, too."""
+        """The first check that fails of those that use the cell. Raises LabError if the reference fails it, too."""
         lab, _ = self.runs[run]
         failed = self.first_failed(answers, run, self._with_checks_of(run, cell))
         if failed and (run, failed) not in self._passed:
@@ -157,7 +157,7 @@ def drawn(solution: Path, sample: int | None, seed: str) -> tuple[list[Mutant], 
 
 
 def harmless(folder: Path) -> dict[str, str]:
-    """Survivors that do no harm, with the reasons. LabError for one without."""
+    """Survivors that do no harm, with the reasons. Raises LabError for one without."""
     file = folder / SURVIVORS
     found = (yaml.safe_load(file.read_text("utf-8")) or {}) if file.exists() else {}
     if bad := [key for key, reason in found.items() if not isinstance(reason, str) or len(reason.split()) < 3]:

@@ -59,14 +59,14 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What a list of survivors calls it: it stays the same when other lines move."""
+        """The name of the mutant in a list of survivors: it stays the same when other lines move."""
         which = "" if self.number == 1 else f" (number {self.number})"
         return f"{self.cell}, {self.function}: {self.before} -> {self.after}{which}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """new: the text in place of `node`'s."""
+    """A change of the text. new: what stands in place of `node`."""
 
     node: ast.AST
     new: str
@@ -98,7 +98,7 @@ Rule = Callable[[ast.AST, _Source], Iterator[Change]]
 
 
 def _by_one(node: ast.AST, of: _Source) -> Iterator[Change]:
-    """One more and one less; of a constant `_constant` does it."""
+    """Yields one more and one less; for a constant `_constant` does it."""
     if not isinstance(node, ast.Constant | ast.Slice | ast.Tuple | ast.JoinedStr):
         yield Change(node, f"({of.of(node)} + 1)")
         yield Change(node, f"({of.of(node)} - 1)")
@@ -157,7 +157,7 @@ def _arithmetic(node: ast.AST, of: _Source) -> Iterator[Change]:
 
 
 def _operand(node: ast.AST, of: _Source) -> Iterator[Change]:
-    """One side of a sum or product is left out, or both change places."""
+    """Yields changes that leave out one side of a sum or product, or swap both."""
     if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
         left, right = of.of(node.left), of.of(node.right)
         yield Change(node, f"({left})")
@@ -200,7 +200,7 @@ def _name(node: ast.AST, of: _Source) -> Iterator[Change]:
 
 
 def _call(node: ast.AST, of: _Source) -> Iterator[Change]:
-    """Two arguments swapped, a keyword dropped, x.clone() or list(x) to x."""
+    """Yields changes of a call: two arguments swapped, a keyword dropped, x.clone() or list(x) to x."""
     if not isinstance(node, ast.Call):
         return
     given, named = node.args, node.keywords
@@ -229,7 +229,7 @@ def _loop(node: ast.AST, of: _Source) -> Iterator[Change]:
 
 
 def _value(node: ast.AST, of: _Source) -> Iterator[Change]:
-    """What is assigned, or returned, is off by one."""
+    """Yields changes by which an assigned or returned value is off by one."""
     if isinstance(node, ast.Assign | ast.Return) and isinstance(node.value, ast.Name | ast.BinOp | ast.Call):
         yield from _by_one(node.value, of)
 

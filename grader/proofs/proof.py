@@ -124,7 +124,7 @@ class Reached:
         return dataclasses.replace(self.lab, cells=tuple(kept))
 
     def _reaches(self, changed: set[str], check: str) -> bool:
-        """A check in which no call is seen reaches the solution in another way, as those of roles do."""
+        """Whether a check has to do with the changed cells. One in which no call is seen, as those of roles, has."""
         return not self._needed[check] or bool(changed & self._needed[check])
 
 
@@ -187,8 +187,8 @@ def _drawn(lab: Lab, found: list[Case], sample: str | None, also: Sequence[Case]
 
 
 def _covering(found: Mapping[str, frozenset[str]]) -> list[str]:
-    """As few of these sets, by name, as hold between them all that any holds: always the one that adds most (a greedy
-    set cover); of those that add as much, the first."""
+    """A small set of these, by name, whose sets hold between them all that any holds: always the one that adds most (a
+    greedy set cover); of those that add as much, the first."""
     chosen: list[str] = []
     left = frozenset[str]().union(*found.values())
     while left:

@@ -169,7 +169,7 @@ def _interview(quizzes: list[Any], tag: str | None, seed: int, minutes: int, rev
 
 
 def _source(quizzes: list[Any], chosen: bool) -> str:
-    """Where the questions of an interview come from, as a sentence. chosen: the learner named the chapters."""
+    """A sentence that says where the questions of an interview come from. chosen: the learner named the chapters."""
     numbers = ", ".join(quiz.chapter[:2] for quiz in quizzes)
     if chosen:
         return f"Drawn from {'chapter' if len(quizzes) == 1 else 'chapters'} {numbers}."

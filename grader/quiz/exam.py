@@ -21,7 +21,7 @@ Record = Callable[[Question, Verdict, float], None]
 
 @dataclass
 class Entry:
-    """A question of the interview. given: None as long as it is not answered; a short answer's is its text."""
+    """A question of the interview. given: None as long as it is not answered; for a short answer, its text."""
 
     question: Question
     tags: tuple[str, ...]
@@ -35,13 +35,13 @@ class Entry:
 
     @property
     def open_text(self) -> bool:
-        """Written, and not judged yet."""
+        """Whether it is a written answer that is not judged yet."""
         return self.given is not None and self.verdict is None
 
 
 @dataclass
 class Exam:
-    """minutes: the budget; used: minutes taken; ended: why it is over."""
+    """An interview. minutes: the budget; used: minutes taken; ended: why it is over."""
 
     entries: list[Entry]
     minutes: float
@@ -51,7 +51,7 @@ class Exam:
 
     @property
     def counted(self) -> list[Entry]:
-        """What the score is made of: everything but texts that were not judged."""
+        """The entries that the score is made of: everything but texts that were not judged."""
         return [entry for entry in self.entries if not entry.open_text]
 
     @property
@@ -106,7 +106,8 @@ def _note(entry: Entry, given: Any, seconds: float, record: Record) -> None:
 
 
 def judge_texts(screen: Screen, exam: Exam, record: Record) -> None:
-    """After the interview the learner counts the points of what they wrote. Leaving here leaves the rest unjudged."""
+    """Lets the learner count the points of what they wrote, after the interview. Leaving here leaves the rest
+    unjudged."""
     for entry in exam.entries:
         if not entry.open_text or exam.ended == "cut":
             continue
@@ -124,9 +125,9 @@ def judge_texts(screen: Screen, exam: Exam, record: Record) -> None:
 
 
 def report(screen: Screen, exam: Exam) -> None:
-    """How it ended, the score by chapter and tag, and what is right and why for all that was wrong.
+    """Says how it ended, the score by chapter and tag, and what is right and why for all that was wrong.
 
-    And for what was not answered, unless the learner left.
+    It does so too for what was not answered, unless the learner left.
     """
     screen.say()
     screen.say(_ending(exam), style="bold")

@@ -230,7 +230,7 @@ class Match(_TextItem):
 
 
 class Short(_TextItem):
-    """An answer in words, graded by the learner against a rubric."""
+    """A question with an answer in words, graded by the learner against a rubric."""
 
     kind: Literal["short"]
     model_answer: Text

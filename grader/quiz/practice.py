@@ -61,7 +61,7 @@ def practise(
 
 
 def _tried_again(screen: Screen, question: Question, verdict: Verdict) -> Verdict:
-    """The verdict on the last try: it is right, none is left, or the learner asked for the answer. Raises Left."""
+    """The verdict on the last try: it is right, none is left, or the learner wants the answer. Raises Left."""
     tries = 1
     while not verdict.correct and question.kind != "short" and tries < question.tries:
         screen.once_more(question.tries - tries)
@@ -80,7 +80,7 @@ def _summary(screen: Screen, answered: Sequence[tuple[Question, Verdict]], count
 
 
 def say_next(screen: Screen, reviews: Reviews, now: datetime) -> None:
-    """When there is something to review again."""
+    """Says when there is something to review again."""
     if (due := reviews.next_due) is None:
         return
     if due <= now:

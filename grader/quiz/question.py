@@ -11,7 +11,7 @@ from chapters.typed_number import parse_number
 
 @dataclass(frozen=True)
 class Verdict:
-    """score: 0 to 1, with parts for multi, order and match. message: why, in words."""
+    """A verdict on an answer. score: 0 to 1, with parts for multi, order and match. message: why, in words."""
 
     correct: bool
     score: float
@@ -43,7 +43,7 @@ class Question:
     key: str = ""  # chapter's folder / id, for the log of answers; "" where it was drawn outside of a quiz
 
     def check(self, given: Any) -> Verdict:
-        """Raises ValueError if it is not an answer at all (nothing chosen, not a number)."""
+        """The verdict on an answer. Raises ValueError if it is not an answer at all (nothing chosen, not a number)."""
         return self.judge(given)
 
     def parse(self, text: str) -> Any:

@@ -44,7 +44,7 @@ class Quiz(Strict):
         raise QuizError(f"{self.chapter} has no quiz item {id!r}; it has {', '.join(i.id for i in self.items)}")
 
     def key(self, item: Item) -> str:
-        """Under which the answers to an item are kept: `02_kv_cache/cost-without-cache`."""
+        """The key under which the answers to an item are kept: `02_kv_cache/cost-without-cache`."""
         return f"{self.chapter}/{item.id}"
 
     def question(self, id: str, seed: int = 0) -> Question:

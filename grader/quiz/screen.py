@@ -49,7 +49,8 @@ class Screen:
         self._read = read or _read_line
 
     def say(self, text: str = "", style: str | None = None, lead: str = "") -> None:
-        """Text, wrapped; line breaks stay. lead: what stands before it, such as `a) `; further lines are indented."""
+        """Writes text, wrapped; line breaks stay. lead: what stands before it, such as `a) `; other lines are
+        indented."""
         indent = " " * len(lead)
         for paragraph in text.split("\n"):
             width = max(20, min(self.console.width, 100))
@@ -62,12 +63,12 @@ class Screen:
             lead = indent
 
     def head(self, number: int, count: int, about: str) -> None:
-        """The line above a question."""
+        """Writes the line above a question."""
         self.say()
         self.say(f"[{number}/{count}] {about}", style="bold cyan")
 
     def show(self, question: Question) -> None:
-        """The question, and what can be typed."""
+        """Writes the question, and what can be typed."""
         self.say(question.prompt, style="bold")
         self.say()
         for i, text in enumerate(question.lefts, 1):
@@ -79,7 +80,7 @@ class Screen:
         self.say(f"Type {_how(question)}. ? for help", style="dim")
 
     def ask(self, help: str) -> str:
-        """One line of the learner's. Raises Left, Cut or Skipped where it asks for that."""
+        """Reads one line of the learner's. Raises Left, Cut or Skipped where it asks for that."""
         while True:
             try:
                 line = self._read("> ").strip()
@@ -98,7 +99,7 @@ class Screen:
                     return line
 
     def answer(self, question: Question) -> Any:
-        """What `question.check` takes; for a short answer, the text. Asks again for what is no answer."""
+        """Reads what `question.check` takes; for a short answer, the text. Asks again for what is no answer."""
         while True:
             line = self.ask(_how(question) + (f", {NUMBERS}" if question.kind == "numeric" else ""))
             try:
@@ -114,7 +115,7 @@ class Screen:
                 return given
 
     def points(self, question: Question) -> Verdict:
-        """The learner compares their answer with the model answer and counts its points."""
+        """Lets the learner compare their answer with the model answer and count its points."""
         self.say(question.explained())
         self.say()
         self.say(_POINTS, style="bold")
@@ -129,13 +130,13 @@ class Screen:
                 self.say(f"{error}. ? for help", style="yellow")
 
     def once_more(self, left: int) -> None:
-        """A wrong answer, and nothing about the right one."""
+        """Says that an answer is wrong, and nothing about the right one."""
         more = "One more try" if left == 1 else f"{left} more tries"
         self.say("Not yet.", style="bold red")
         self.say(f"{more}, or s to see the answer.")
 
     def verdict(self, question: Question, verdict: Verdict) -> None:
-        """Right or not, what is right, and why."""
+        """Says whether it is right, what is right, and why."""
         word, style = _MARKS[grade(verdict)]
         self.say(word, style=f"bold {style}")
         if not verdict.correct and question.kind not in ("numeric", "short"):
@@ -146,7 +147,7 @@ class Screen:
             self.say(verdict.message)
 
     def listed(self, lead: str, lines: Sequence[str]) -> None:
-        """Lines under each other, the first after `lead`."""
+        """Writes lines under each other, the first after `lead`."""
         for line in lines:
             self.say(line, lead=lead)
             lead = " " * len(lead)

@@ -25,7 +25,7 @@ class ClassLab:
         return state(student, self.recorded.results.get(student), self.recorded.damaged)
 
     def unusual(self, student: str) -> str:
-        """A status that a person should know of."""
+        """The student's status where a person should know of it; else nothing."""
         found = self.state(student)
         return "" if found in ("passed", "failed", "not graded") else found
 

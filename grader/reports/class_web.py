@@ -93,7 +93,8 @@ def class_app(root: Path, token: str) -> FastAPI:
 
 
 def _refused(request: Request, token: str) -> Response | None:
-    """Why this request gets no page. Under another host name it comes from a page of another site."""
+    """The reason why this request gets no page, or None. Under another host name it comes from a page of another
+    site."""
     host = request.headers.get("host", "")
     if (host if host.endswith("]") else host.rsplit(":", 1)[0]) not in HOSTS:
         return PlainTextResponse("these pages are for this machine only: http://127.0.0.1\n", 403)
@@ -138,7 +139,7 @@ def _template() -> Any:
 
 
 def serve(root: Path, port: int) -> None:
-    """Answer until Ctrl-C. port: 0 for a free one. Raises OSError where the port is taken."""
+    """Answers until Ctrl-C. port: 0 for a free one. Raises OSError where the port is taken."""
     import socket
 
     import uvicorn

@@ -84,9 +84,9 @@ def gradebook_csv(
 
 
 def canvas_csv(column: str, people: Sequence[Score]) -> str:
-    """For Canvas's Gradebook > Import. column: the assignment's header, best copied from Canvas's own export, with its
-    number in brackets. Where the roster has no SIS User ID or SIS Login ID, the student's id
-    stands there. Students who handed nothing in have an empty cell, which changes nothing there.
+    """The CSV for Canvas's Gradebook > Import. column: the assignment's header, best copied from Canvas's own export,
+    with its number in brackets. Where the roster has no SIS User ID or SIS Login ID, the student's id stands there.
+    Students who handed nothing in have an empty cell, which changes nothing there.
     """
     points = max((person.max_score for person in people), default=0.0)
     rows: list[list[str]] = [
@@ -102,7 +102,7 @@ def canvas_csv(column: str, people: Sequence[Score]) -> str:
 
 
 def moodle_csv(people: Sequence[Score], graded: Mapping[str, Result]) -> str:
-    """For Moodle: an assignment's "Upload grading worksheet", or the course's grade import by email or ID number."""
+    """Moodle's CSV: an assignment's "Upload grading worksheet", or the course's grade import by email or ID number."""
     rows = [["Identifier", "Full name", "ID number", "Email address", "Status", "Grade", "Maximum Grade",
              "Last modified (grade)", "Feedback comments"]]  # fmt: skip
     for person in people:

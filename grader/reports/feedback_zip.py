@@ -70,7 +70,7 @@ def _form(history: Sequence[Version]) -> str:
 
 
 def _history(root: Path, slug: str, student: str) -> list[Version]:
-    """Empty where it cannot be read: then no name can say to the LMS whose a page is."""
+    """The history; empty where it cannot be read, since then no name can say to the LMS whose a page is."""
     try:
         return read_history(root, slug, student)
     except DamagedReceipt:
@@ -80,7 +80,7 @@ def _history(root: Path, slug: str, student: str) -> list[Version]:
 def _named(
     root: Path, slug: str, student: str, form: str, roster: Roster, history: Sequence[Version]
 ) -> tuple[str, str]:
-    """By what the LMS tells whose a page is, and the page's name without ending; empty where the LMS could not tell."""
+    """(what tells the LMS whose a page is, the page's name without ending); empty where the LMS could not tell."""
     if form == "folders":
         return student, f"{student}/{slug}"
     if not history or history[-1].form != form:

@@ -17,7 +17,7 @@ MAX_PAIRS = 50
 
 
 def report_page(report: Report) -> str:
-    """One static page."""
+    """The report as one static page."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

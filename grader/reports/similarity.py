@@ -104,7 +104,7 @@ def similar(
 
 
 def _of_student(cells: Sequence[str], given: frozenset[str]) -> frozenset[int]:
-    """No code, however strange, stops the comparison of the others: what cannot be read has no fingerprints."""
+    """The fingerprints of a student's cells; none where they cannot be read, so no code stops the comparison."""
     try:
         return fingerprints(cells, given)
     except Exception:
@@ -143,7 +143,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 
 def _units(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
-    """What is compared as one sequence: functions, methods, what else a class holds, loose statements."""
+    """Yields what is compared as one sequence: functions, methods, what else a class holds, loose statements."""
     for tree in trees:
         rest = []
         for node in tree.body:

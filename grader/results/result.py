@@ -52,8 +52,8 @@ class CheckResult:
 
 @dataclass
 class Result:
-    """One submission. notes: what intake repaired, for the learner; flags: what a person should look at, for the
-    instructor only; printed: the tail of what the learner's code printed.
+    """The result of one submission. notes: what intake repaired, for the learner; flags: what a person should look at,
+    for the instructor only; printed: the tail of what the learner's code printed.
     """
 
     lab: str
@@ -83,7 +83,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """What was said where the status was decided: why a file was refused, what a process died of."""
+        """The words with which the status was decided: why a file was refused, what a process died of."""
         name = self.status.split(" in ")[-1]
         for check in self.checks:
             if name in (check.status, check.grade_id) and check.status != "failed":

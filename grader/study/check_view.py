@@ -26,7 +26,7 @@ MAX_LINES = 24  # of one message; the end of a traceback is what says what happe
 
 @dataclass(frozen=True)
 class Shown:
-    """For IPython's display: HTML, and its twin for terminals."""
+    """A view for IPython's display: HTML, and its twin for terminals."""
 
     html: str
     text: str
@@ -56,7 +56,7 @@ def findings(check: CheckResult) -> list[tuple[str, str]]:
 
 
 def check_text(check: CheckResult, steps: Sequence[Step] = (), ask: str = "") -> str:
-    """ask: what to type for a hint."""
+    """A check as text. ask: what to type for a hint."""
     lines = [f"{_state(check)}: {check.grade_id}"]
     if check.status != "passed":
         lines += [f"  {name}: {text}" for name, text in findings(check)]
@@ -155,7 +155,7 @@ def _rows(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _hints(steps: Sequence[Step]) -> str:
-    """Folded, the next one inside the one before: no hint is read before it is asked for, nor out of order."""
+    """The hints, folded, the next one inside the one before: none is read before it is asked for, nor out of order."""
     inner = ""
     for step in reversed(steps):
         if step.opens:

@@ -30,7 +30,7 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class Shown:
-    """For a notebook as HTML, for a terminal as text."""
+    """A view for a notebook as HTML, for a terminal as text."""
 
     html: str
     text: str

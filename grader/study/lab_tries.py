@@ -31,7 +31,7 @@ _TRIED = ("failed", "timed out", "killed for memory", "crashed")
 
 @dataclass
 class Tries:
-    """Of one check."""
+    """What was tried at one check. tried: hashes of code; asked: steps of the hints that were shown."""
 
     tried: set[str] = field(default_factory=set)
     asked: int = 0
@@ -42,7 +42,7 @@ def log_path() -> Path:
 
 
 def read_tries(lab: str) -> dict[str, Tries]:
-    """By check, of the lab in this folder. Damaged lines and those of a later version are left out. Raises OSError."""
+    """The tries by check of this lab. Damaged lines and those of a later version are left out. Raises OSError."""
     found: dict[str, Tries] = {}
     try:
         lines = log_path().read_bytes().decode("utf-8", errors="replace").split("\n")

@@ -23,7 +23,8 @@ PROGRESS = "inferlab progress"
 
 @dataclass(frozen=True)
 class Work:
-    """lab: as released, in the notebook `released`. path: the learner's notebook."""
+    """A lab and the learner's work on it. lab: as released, in the notebook `released`. path: the learner's
+    notebook."""
 
     lab: Lab
     path: Path
@@ -58,7 +59,7 @@ def released_lab(wanted: str) -> Lab:
 
 
 def check_file(work: Work, on_start: Callable[[Cell], None] = lambda cell: None) -> Result:
-    """The visible checks on the saved notebook, with the intake and the examiner that grade a course."""
+    """Runs the visible checks on the saved notebook, with the intake and the examiner that grade a course."""
     return check_submission(work.lab, submission_of(work), on_start)
 
 
@@ -141,7 +142,8 @@ def reset_cell(work: Work, cell: str) -> Path | None:
 
 
 def reset_all(work: Work) -> Path:
-    """The notebook as it was handed out; returns where the file that was there is now, whatever was in it."""
+    """Puts the notebook back to what was handed out; returns where the file that was there is now, whatever was in
+    it."""
     kept = place_beside(work.path, work.path.read_bytes(), "kept")
     workspace.write_atomically(work.path, work.released.read_bytes())
     return kept
@@ -190,7 +192,7 @@ def _unreadable(work: Work, why: str) -> str:
 
 
 def _grade_id(raw: Any) -> str | None:
-    """Which cell of the lab this is: by its metadata or, where a tool has lost that, by its id."""
+    """The id of the lab's cell that this is: by its metadata or, where a tool has lost that, by its id."""
     if not isinstance(raw, dict):
         return None
     metadata = raw.get("metadata")

@@ -1,4 +1,4 @@
-"""After a lab's last point: the engine serves a text with the learner's part, and says what that took."""
+"""What is shown after a lab's last point: the engine serves a text with the learner's part, and says what that took."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ READ = 0.9
 
 @dataclass(frozen=True)
 class Step:
-    """command: to type in a terminal. notebook: to open, in the workspace, or "" where there is none to open."""
+    """The next step. command: to type in a terminal. notebook: to open, in the workspace, or ""."""
 
     why: str
     command: str
@@ -34,7 +34,7 @@ def next_step(progress: Progress) -> Step:
 
 
 def _in_chapter(chapter: ChapterProgress, has_workspace: bool) -> Step | None:
-    """A chapter in its order: the parts, a first round of its quiz, the lab, the rest of the quiz."""
+    """The next step in a chapter, in its order: the parts, a first round of its quiz, the lab, the rest of the quiz."""
     number = chapter.folder.split("_")[0]
     for part in chapter.parts:
         if not _is_read(part):

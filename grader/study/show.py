@@ -91,10 +91,10 @@ def _described(check: CheckResult, shared: bool) -> Text:
 
 @contextmanager
 def telling(console: Console) -> Iterator[Callable[[Cell], None]]:
-    """While this lasts: what the given check is called, as soon as it has run for some seconds, and for how long.
+    """Says inside the block what the given check is called, as soon as it has run for some seconds, and for how long.
 
-    On a terminal in one line that goes away; elsewhere each check is named once. The console writes to where it writes
-    now: while a check runs, sys.stdout is that check's own report, and a console looks it up for each line.
+    On a terminal it is one line that goes away; elsewhere each check is named once. The console writes to where it
+    writes now: while a check runs, sys.stdout is that check's own report, and a console looks it up for each line.
     """
     ended, now = threading.Event(), [("the first check", time.monotonic())]
     console = Console(file=console.file, width=console.width, force_terminal=console.is_terminal)

@@ -69,7 +69,7 @@ def labs_root() -> Path:
 
 
 def home() -> Path:
-    """Where the learner works: INFERLAB_HOME, or ~/inferlab."""
+    """The folder in which the learner works: INFERLAB_HOME, or ~/inferlab."""
     return Path(os.environ.get("INFERLAB_HOME") or "~/inferlab").expanduser().absolute()
 
 
@@ -242,8 +242,8 @@ def _write_state(folder: Path, state: _State) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other continues after a while:
-    no file is lost then, but a version may come twice.
+    """Makes two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other continues after a
+    while: no file is lost then, but a version may come twice.
     """
     import fcntl
 

@@ -85,10 +85,10 @@ def place(path: Path, content: bytes) -> None:
 
 
 def rename(path: Path, name: Path) -> None:
-    """Raises FileExistsError where `name` is taken, and FileNotFoundError where `path` has gone.
+    """Renames a file. Raises FileExistsError where `name` is taken, and FileNotFoundError where `path` has gone.
 
-    By way of a name that nothing saves to: what is saved at `path` meanwhile stays there. A crash in between leaves
-    the file under that name, NAME.old.ipynb.
+    It goes by way of a name that nothing saves to: what is saved at `path` meanwhile stays there. A crash in between
+    leaves the file under that name, NAME.old.ipynb.
     """
     if os.path.lexists(name):
         raise FileExistsError(str(name))
@@ -144,7 +144,7 @@ def _beside(path: Path, kind: str) -> Iterator[Path]:
 
 
 def _give_name(source: Path, name: Path) -> None:
-    """A name for a file. Raises FileExistsError where it is taken, even by a link to nothing."""
+    """Gives a file a name. Raises FileExistsError where it is taken, even by a link to nothing."""
     try:
         os.link(source, name)
     except FileExistsError:

@@ -128,7 +128,7 @@ def _uncopied(name: str) -> str:
 
 
 def _none(files: Sequence[tuple[str, Entry]], lab: Lab, inside: str) -> Choice:
-    """Why a student has no notebook; a single file is kept, whatever it is."""
+    """The choice where a student has no notebook, with the reason; a single file is kept, whatever it is."""
     problems = [entry.problem for _, entry in files if entry.problem]
     names = file_names(name for name, _ in files) or "nothing"
     if problems:
@@ -169,7 +169,7 @@ def attempts_of(files: Files) -> list[Files]:
 
 
 def what_counts(files: Files, download: Download, lab: Lab) -> Handed:
-    """What one person handed in: the file that counts, read, or why there is none."""
+    """What one person handed in: the file that counts, read, or the reason why there is none."""
     attempt = attempts_of(files)[-1]
     newest = attempt[0][0].attempt
     numbers = [owner.number for owner, _ in attempt]
@@ -189,7 +189,7 @@ def what_counts(files: Files, download: Download, lab: Lab) -> Handed:
 
 
 def _newer(files: Files, chosen: Owner, lab: Lab) -> str:
-    """A notebook of the lab that Canvas has as newer than the one chosen by its name, or nothing."""
+    """A note where Canvas has a notebook of the lab that is newer than the one chosen by its name; else nothing."""
     later = [(owner, entry) for owner, entry in files if owner.number > chosen.number > 0]
     notebooks = [(owner.file, entry) for owner, entry in later if owner.file.casefold().endswith(".ipynb")]
     if newer := file_names(name for name, _ in with_cells_of(notebooks, lab)):

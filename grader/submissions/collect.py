@@ -1,4 +1,4 @@
-"""From a folder, a zip or an LMS's download of submissions to one notebook per student, each of them taken in.
+"""Takes in one notebook per student from a folder, a zip or an LMS's download of submissions.
 
 Files are listed first and read one at a time, so a class of any size takes no more memory than its largest notebook.
 `lms.py` says whose a file is, `roster.py` which student that is, `choice.py` which of several files counts.
@@ -140,7 +140,7 @@ def collect(
             return ""
 
         def isolated(student: str, ask: bool) -> str:
-            """Whatever is wrong with a submission is the reason for refusing it, and stops no other."""
+            """Takes in one submission. Whatever is wrong with it is the reason for refusing it, and stops no other."""
             try:
                 return take(student, ask)
             except DamagedReceipt as error:
@@ -191,14 +191,14 @@ def _keep_left_out(root: Path, lab_slug: str, student: str, entries: Sequence[En
 
 
 def _others(files: Files, handed: Handed) -> list[Entry]:
-    """All but the one that counts, which may have been a zip."""
+    """All files but the one that counts, which may have been a zip."""
     paths = [entry.path for _, entry in files]
     counts = handed.path if handed.path in paths else handed.path.with_suffix(".zip")
     return [entry for _, entry in files if entry.path != counts]
 
 
 def _may_be_of(roster: Roster, owner: Owner | None, form: str, entry: Entry) -> str:
-    """In whose folder a file is kept that the instructor left out: of whom it says, if that is anybody here."""
+    """The folder for a file that the instructor left out: that of the student whom it names, if there is one."""
     if owner is not None and (student := roster.find(owner.ids)):
         return student.id
     if owner is not None and (student_id := roster.given(f"{'folders' if owner.own else form}:{owner.person}")):
@@ -221,7 +221,7 @@ def _is_student(root: Path, roster: Roster, name: str) -> bool:
 
 
 def without_forged(download: Download, warnings: list[str]) -> Download:
-    """Every user may write to nbgrader's exchange: what one put there in another's name is ignored.
+    """The download without what one user put into nbgrader's exchange in another's name: every user may write there.
 
     A copy that the instructor made belongs to the instructor, and counts.
     """

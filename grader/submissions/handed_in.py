@@ -258,7 +258,7 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
 
 
 def _zip_time(info: zipfile.ZipInfo) -> datetime | None:
-    """A zip's times have no zone and count in twos of seconds; they are taken for this machine's clock."""
+    """The time of a zip's entry. It has no zone and counts in twos of seconds; it is taken for this machine's clock."""
     try:
         return datetime(*info.date_time).astimezone(UTC) if info.date_time[0] > 1980 else None
     except (ValueError, OverflowError, OSError):

@@ -70,7 +70,7 @@ def read_history(root: Path, lab_slug: str, student: str) -> list[Version]:
 
 
 def _history(path: Path) -> list[Version]:
-    """Raises OSError, and ValueError for anything else than a whole history."""
+    """The history in a file. Raises OSError, and ValueError for anything else than a whole history."""
     state = path.stat()
     if not stat.S_ISREG(state.st_mode):  # a pipe would keep a reader waiting
         raise ValueError("a folder, expected a file" if path.is_dir() else "not a file")

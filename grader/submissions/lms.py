@@ -219,8 +219,8 @@ def _canvas(entry: Entry) -> list[Reading]:
 
 
 def _canvas_named(text: str) -> list[Owner]:
-    """text: letter by letter. Canvas takes letters that are drawn as nothing for letters; written out, as they are
-    shown, they would not look like a name of its making."""
+    """The owners that a name of Canvas can mean. text: letter by letter. Canvas takes letters that are drawn as nothing
+    for letters; written out, as they are shown, they would not look like a name of its making."""
     found = [(m.start(), m["id"], int(m["number"][:18]), text[m.end("number") + 1 :]) for m in _CANVAS.finditer(text)]
     if match := _CANVAS_TEXT.search(text):
         found.append((match.start(), match["id"], 0, match["entry"]))
@@ -293,7 +293,7 @@ def _blackboard(entries: list[Entry], zone: tzinfo | None) -> Reader:
 
 
 def _exchange(entries: list[Entry], lab: str | None) -> Reader:
-    """lab: None to read the folders of any lab."""
+    """The reader of nbgrader's exchange. lab: None to read the folders of any lab."""
     latest: dict[str, datetime] = {}  # a student can give a file an old time, but not make the system forget the change
     for entry in entries:
         if entry.settled and len(entry.path.parts) > 1:
@@ -366,7 +366,8 @@ def _gradescope_metadata(entry: Entry) -> dict[Any, Any]:
 
 
 def _folders(entry: Entry, other_labs: set[str], name: str) -> list[Reading]:
-    """Two readings without an owner: a file at the top that is called as the lab's notebook, name, is."""
+    """The readings of a file in a folder of no system's form. A file at the top that is called as the lab's notebook,
+    name, has two readings without an owner."""
     path = entry.path
     if len(path.parts) > 2 and path.parts[1] in other_labs:
         return []

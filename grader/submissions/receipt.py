@@ -145,7 +145,7 @@ def keep_left_out(root: Path, lab_slug: str, student: str, files: Sequence[tuple
 
 
 def write_history(root: Path, lab_slug: str, student: str, history: list[Version]) -> None:
-    """Write it as a whole, where it is not that already."""
+    """Writes the history as a whole, where it is not that already."""
     path = root / "received" / student / lab_slug / HISTORY
     text = json.dumps([asdict(v) for v in history], indent=1) + "\n"
     if _text_of(path) != text:
@@ -153,8 +153,8 @@ def write_history(root: Path, lab_slug: str, student: str, history: list[Version
 
 
 def earlier(old: tuple[str, str], new: tuple[str, str]) -> tuple[str, str]:
-    """Of two times of handing in equal bytes, each with what it rests on: what a person said; then what an LMS says;
-    then what an LMS says without a zone; then a file's own time; of two of a kind the earlier one.
+    """The one of two times of handing in equal bytes, each with what it rests on, that counts: what a person said; then
+    what an LMS says; then what an LMS says without a zone; then a file's own time; of two of a kind the earlier one.
     """
 
     def rank(one: tuple[str, str]) -> int:
@@ -189,7 +189,8 @@ def set_time(root: Path, lab_slug: str, student: str, when: datetime | None) -> 
 
 
 def doubt(root: Path, lab_slug: str, student: str, handed: Handed | str) -> str:
-    """Why a person should be asked before this replaces what is there; empty where there is nothing to ask."""
+    """The reason why a person should be asked before this replaces what is there; empty where there is nothing to
+    ask."""
     history = read_history(root, lab_slug, student)
     if not history:
         return ""
@@ -216,7 +217,7 @@ def _minute(time: str) -> str:
 
 
 def _loses(root: Path, lab_slug: str, handed: Handed, present: list[str]) -> str:
-    """Why this would earn nothing; empty where it may earn points."""
+    """The reason why this would earn nothing; empty where it may earn points."""
     if handed.problem:
         return f"it would be refused: {handed.problem}"
     _, release, lab = released(root, lab_slug)
@@ -311,7 +312,7 @@ def _made(root: Path, lab_slug: str, student: str, version: Version) -> tuple[Pa
 
 
 def kept_bytes(root: Path, lab_slug: str, student: str, version: Version) -> bytes:
-    """What was handed in. Raises DamagedReceipt where that is not what lies in `received/`."""
+    """The bytes that were handed in. Raises DamagedReceipt where they are not what lies in `received/`."""
     if not version.file:
         return b""
     path = root / "received" / student / lab_slug / version.file

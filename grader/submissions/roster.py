@@ -44,7 +44,8 @@ class Student:
 
 @dataclass
 class Roster:
-    """students: by id. others: ids given to people not in the roster, with what tells them apart."""
+    """A course's students. students: by id. others: ids given to people not in the roster, with what tells them
+    apart."""
 
     students: dict[str, Student] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
@@ -141,7 +142,7 @@ def load_roster(root: Path) -> Roster:
 
 
 def _read(path: Path) -> Roster:
-    """Raises OSError, and ValueError for anything else than a whole roster."""
+    """The roster in a file. Raises OSError, and ValueError for anything else than a whole roster."""
     state = path.stat()
     if not stat.S_ISREG(state.st_mode):  # a pipe would keep a reader waiting
         raise ValueError("a folder, expected a file" if path.is_dir() else "not a file")
@@ -214,7 +215,8 @@ def _keys(student: Student) -> Iterator[tuple[str, str]]:
 
 
 def _plain(kind: str, value: str) -> str:
-    """What is compared: names without accents and punctuation, and as Canvas writes them in a file's name; no case."""
+    """The form in which ids are compared: without accents, punctuation and case; names as Canvas writes them in a
+    file's name."""
     value = unicodedata.normalize("NFC", value.strip().casefold())
     if kind == "canvas_name":
         return re.sub(r"[\W_]+", "", value)

@@ -1,5 +1,7 @@
-"""What lies in `submitted/`, for nbgrader: only what intake made of what counts. What came there by another way, such
-as nbgrader's exchange, is taken in as `collect` takes it, and set aside."""
+"""What lies in `submitted/`, for nbgrader: only what intake made of what counts.
+
+What came there by another way, such as nbgrader's exchange, is taken in as `collect` takes it, and set aside.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def take_in(root: Path, lab_slug: str, student: str) -> None:
 
 
 def _move_folder_away(path: Path) -> None:
-    """Where a file is to be written; out of submitted/, which nbgrader copies."""
+    """Moves a folder away from where a file is to be written, out of submitted/, which nbgrader copies."""
     if path.is_dir() and not path.is_symlink():
         _, student, lab_slug, name = path.parts[-4:]
         received = path.parents[3] / "received" / student / lab_slug
@@ -129,7 +131,7 @@ def _is_secret(path: Path) -> bool:
 
 
 def copy_secret(root: Path, folder: Path, files: list[tuple[Owner, Entry]]) -> None:
-    """What `nbgrader release_feedback` needs of a submission that came from the exchange."""
+    """Copies what `nbgrader release_feedback` needs of a submission that came from the exchange."""
     newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
     for owner, entry in files:
         if owner.file == SECRET and owner.attempt == newest:
