@@ -1,4 +1,4 @@
-"""`python -m reference_impl.bench NAME`, from the source tree, with nothing installed."""
+"""The benches from the source tree, with nothing installed: `python -m reference_impl.bench NAME`."""
 
 import sys
 

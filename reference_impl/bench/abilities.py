@@ -27,7 +27,7 @@ _ROOM = 128  # tokens of a retrieval's prompt and answer beside its distance
 
 @dataclass(frozen=True)
 class Question:
-    """kind: what it counts for. right(answer): whether an answer is."""
+    """A question to a model. kind: what it counts for. right(answer): whether an answer is right."""
 
     kind: str
     prompt: list[int]
@@ -36,8 +36,8 @@ class Question:
 
 
 def questions(llm: LLM, text: str, each: int) -> list[Question]:
-    """At most `each` of a kind, the same every time. text: what retrieval hides a value in; where it is Python, heads
-    of its functions are continued. ValueError for a model without a chat template."""
+    """At most `each` questions of a kind, the same every time. text: what retrieval hides a value in; where it is
+    Python, heads of its functions are continued. Raises ValueError for a model without a chat template."""
     lines = [line for line in text.splitlines() if 10 < len(line) < 90]
     if not lines:
         raise ValueError("text: expected some lines of 10 to 90 characters, to hide values in; got none")
@@ -58,7 +58,7 @@ def questions(llm: LLM, text: str, each: int) -> list[Question]:
 
 
 def answers(llm: LLM, asked: Sequence[Question]) -> list[bool]:
-    """Of each question: whether the greedy answer is right. Equal prompts are computed once."""
+    """Whether the greedy answer to each question is right. Equal prompts are computed once."""
     unique = {(tuple(q.prompt), q.max_tokens): q for q in asked}
     sampling = [SamplingParams(max_tokens=q.max_tokens, temperature=0) for q in unique.values()]
     outputs = llm.generate([q.prompt for q in unique.values()], sampling)
@@ -67,8 +67,8 @@ def answers(llm: LLM, asked: Sequence[Question]) -> list[bool]:
 
 
 def share(right: Sequence[bool]) -> Estimate:
-    """With the bootstrap's interval. Where all are alike it has no width: then that of Clopper and Pearson, from which
-    a share of 1 in n cannot be told."""
+    """The share of right answers with the bootstrap's interval. Where all are alike that has no width, so the interval
+    is that of Clopper and Pearson, which a share of 1 in n would also fit."""
     if len(set(right)) > 1:
         return bootstrap([float(one) for one in right])
     least = 0.025 ** (1 / len(right))
@@ -76,8 +76,8 @@ def share(right: Sequence[bool]) -> Estimate:
 
 
 def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> dict[str, Any]:
-    """difference: an Estimate of ours less theirs. only_ours, only_theirs: questions that one alone answered rightly.
-    p: how likely so uneven a split or a more uneven one is for a fair coin (McNemar's exact test)."""
+    """The comparison of two models. difference: an Estimate of ours less theirs. only_ours, only_theirs: questions that
+    one alone answered rightly. p: how likely a split as uneven or more is for a fair coin (McNemar's exact test)."""
     mine = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     others = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     tail = sum(comb(mine + others, k) for k in range(min(mine, others) + 1)) / 2 ** (mine + others)
@@ -101,7 +101,7 @@ def compare(llm: LLM, against: LLM | None, text: str, each: int) -> dict[str, di
 
 
 def lines(found: dict[str, dict[str, Any]]) -> list[str]:
-    """For people."""
+    """The figures as lines of text."""
     said = []
     for kind, row in found.items():
         line = f"{kind + ', ' + str(row['questions']):32} {row['ours'].shown(2)}"
@@ -113,7 +113,7 @@ def lines(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def plain(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For JSON."""
+    """The figures as plain values for JSON."""
     return {
         kind: {name: asdict(value) if isinstance(value, Estimate) else value for name, value in row.items()}
         for kind, row in found.items()
@@ -163,7 +163,7 @@ def _asked(llm: LLM, kind: str, prompt: str, max_tokens: int, right: Callable[[s
 
 
 def _filler(llm: LLM, lines: Sequence[str], rng: random.Random, num_tokens: int) -> str:
-    """Lines that follow each other, about so many tokens; from the beginning again at the end."""
+    """Lines of the text that follow each other, about so many tokens; after the last line the first one follows."""
     at, left = rng.randrange(len(lines)), num_tokens
     out: list[str] = []
     while True:

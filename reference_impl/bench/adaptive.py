@@ -24,7 +24,7 @@ BESIDE = "plain beside plain"
 
 
 def run(rounds: int, model: str = "target") -> dict[str, Any]:
-    """Interleaved; a stamped result."""
+    """Measures the variants interleaved; returns a stamped result."""
     return bench.each_case(_case, rounds, model)
 
 
@@ -45,8 +45,9 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def interval_of_median(values: list[float]) -> tuple[float, float]:
-    """That of order statistics: of n values fewer than j are below the true median with the probability of fewer than j
-    heads of n coins. The narrowest that holds it with 95 % or more; all values where there are fewer than six."""
+    """The interval of the median by order statistics: of n values fewer than j are below the true median with the
+    probability of fewer than j heads of n coins. It is the narrowest that holds the median with 95 % or more; all
+    values where there are fewer than six."""
     ordered, num, beyond, rank = sorted(values), len(values), 0.0, 0
     while beyond + math.comb(num, rank) / 2**num <= 0.025:
         beyond += math.comb(num, rank) / 2**num
@@ -56,7 +57,7 @@ def interval_of_median(values: list[float]) -> tuple[float, float]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """For a terminal."""
+    """The figures as lines for a terminal."""
     said = []
     for case in found["cases"]:
         said.append(f"{case['workload']}, {case['requests']} requests")

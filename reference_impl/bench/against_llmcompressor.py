@@ -61,9 +61,9 @@ class Peer(Protocol):
 def run(
     models: Sequence[str], seeds: Sequence[int], work: Path, rows: int = gates.ROWS, length: int = gates.LENGTH
 ) -> dict[str, Any]:
-    """models: course models. seeds: of calibration draws, 2 to 10. work: a folder for checkpoints; those of
-    llmcompressor that an earlier run has left there are taken as they are. {"not_measured": why} without llmcompressor.
-    RuntimeError for checkpoints that are not alike in what has to be."""
+    """Quantizes with both and compares. models: course models. seeds: of calibration draws, 2 to 10. work: a folder for
+    checkpoints; those of llmcompressor that an earlier run has left there are taken as they are. Returns
+    {"not_measured": why} without llmcompressor. Raises RuntimeError for checkpoints that must be alike and are not."""
     try:
         peer, versions = PeerProcess.started("llmcompressor", VARIABLE, WORKER)
     except PeerFailed as missing:
@@ -117,7 +117,8 @@ class Pair:
         return {"ours": self.kl(ours), "theirs": self.kl(theirs), "bits": bits, "settings": settings}
 
     def _theirs(self, method: str, tokens: Tensor, out: Path) -> dict[str, str]:
-        """Has llmcompressor write `out`, unless it has, by the same script from the same tokens. Its settings."""
+        """Has llmcompressor write `out`, unless it has, by the same script from the same tokens. Returns its
+        settings."""
         asked = {
             "source": str(self.judge.source), "method": method, "tokens": tokens.tolist(), "group_size": GROUP_SIZE
         }  # fmt: skip
@@ -145,8 +146,8 @@ def stored(folder: Path) -> dict[str, Tensor]:
 
 
 def bits_of(folder: Path) -> tuple[int, float]:
-    """(weights that are quantized, bits of each: codes and scales of 16 bits). RuntimeError for scales that are no
-    numbers of bfloat16, whatever dtype they are stored in."""
+    """(weights that are quantized, bits of each: codes and scales of 16 bits). Raises RuntimeError for scales that are
+    no numbers of bfloat16, whatever dtype they are stored in."""
     bits = weights = 0
     for name, tensor in stored(folder).items():
         if name.endswith(".weight_packed"):
@@ -161,7 +162,7 @@ def bits_of(folder: Path) -> tuple[int, float]:
 
 
 def verified(nearest: dict[str, Any], folders: tuple[Path, Path]) -> dict[str, float]:
-    """What both make of rounding to nearest. RuntimeError if that is not the same."""
+    """The KL of both for rounding to nearest, and how many codes differ. Raises RuntimeError if more than ties."""
     ours, theirs = (stored(folder) for folder in folders)
     differ = total = 0
     for name, packed in ours.items():
@@ -174,8 +175,8 @@ def verified(nearest: dict[str, Any], folders: tuple[Path, Path]) -> dict[str, f
 
 
 def difference(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of ours over theirs, less 1: the mean over seeds, and the ends of its 95 % interval. ValueError for fewer than 2
-    or more than 10 seeds."""
+    """The difference of ours over theirs, less 1: the mean over seeds, and the ends of its 95 % interval. Raises
+    ValueError for fewer than 2 or more than 10 seeds."""
     if not 2 <= len(runs) <= len(T_975) + 1:
         raise ValueError(f"seeds: expected 2 to {len(T_975) + 1}, got {len(runs)}")
     shares = [run["ours"] / run["theirs"] - 1 for run in runs]
@@ -184,7 +185,7 @@ def difference(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def markdown(models: dict[str, Any]) -> str:
-    """models: {course model: its result}."""
+    """The table in Markdown. models: {course model: its result}."""
     lines = [
         "| model, method | KL, ours | KL, llmcompressor's | ours, more | 95 % interval | aim |",
         "|---|---:|---:|---:|---|---|",
@@ -204,7 +205,7 @@ def markdown(models: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 where llmcompressor is not there."""
+    """Runs the command; returns the exit status, 1 where llmcompressor is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m reference_impl.bench against_llmcompressor", description="Beside llmcompressor."
     )

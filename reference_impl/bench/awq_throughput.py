@@ -48,7 +48,8 @@ CPU_FORM = "declared CPU form: these are a CPU's times of a small model, and say
 
 @dataclass(frozen=True)
 class Limits:
-    """bandwidth: byte/s. peak: FLOP/s of the arithmetic, which is in 16 bits for both formats. source: in words."""
+    """A machine's limits. bandwidth: byte/s. peak: FLOP/s in 16 bits, in which both formats compute. source: in
+    words."""
 
     bandwidth: float
     peak: float
@@ -56,7 +57,8 @@ class Limits:
 
 
 def limits_here() -> Limits:
-    """A GPU's from its data sheet, where `theory.hardware` has it; otherwise those of two operations timed now."""
+    """Limits of this machine: a GPU's from its data sheet, if `theory.hardware` has it; else those of two operations
+    timed now."""
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         if known := [row for key, row in DEVICES.items() if key.lower() in name.lower()]:
@@ -90,8 +92,8 @@ def forecast(shape: ModelShape, limits: Limits, batch: int, context: int, bits: 
 
 
 def decode_seconds(llm: LLM, batch: int, prompt_tokens: int, new_tokens: int, rounds: int = 2) -> float:
-    """Of a step in which `batch` requests decode: from the end of the first such step to the end of the last, median of
-    the steps' share over rounds; the first round warms up and does not count."""
+    """Seconds of a step in which `batch` requests decode: from the end of the first such step to the end of the last,
+    median of the steps' share over rounds. The first round warms up and does not count."""
     vocabulary, found = llm.engine.model.config.vocab_size, []
     random = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, vocabulary, (batch, prompt_tokens), generator=random).tolist()
@@ -137,7 +139,7 @@ def served(
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
-    """The whole exercise; prints as it goes. Returns what --json writes."""
+    """Runs the whole exercise and prints as it goes. Returns what --json writes."""
     source = Path(asked.model)
     shape, limits, bits = _shape_of(source), limits_here(), kv_cache.bits_per_weight(4, 128)
     on_gpu = torch.cuda.is_available()

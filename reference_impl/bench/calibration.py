@@ -33,7 +33,7 @@ def _shapes(decoder: Decoder, steps: int) -> list[Shape]:
 
 
 def _fit(decoder: Decoder, rounds: list[list[Measured]], stamp: dict[str, Any]) -> CalibratedCost:
-    """rounds: each measured the same shapes."""
+    """The cost fitted to the least seconds of each shape. rounds: each measured the same shapes."""
     least = [Measured(same[0].shape, min(m.seconds for m in same)) for same in zip(*rounds, strict=True)]
     c = decoder.config
     bytes_per_token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * decoder.dtype.itemsize
@@ -83,7 +83,7 @@ def run_compare(args: argparse.Namespace) -> None:
 
 
 def _requests(name: str, args: argparse.Namespace) -> list[WorkloadRequest]:
-    """At RATE; a recorded trace keeps its own."""
+    """The requests of a workload at RATE; a recorded trace keeps its own rate."""
     rate = None if name.endswith(".jsonl") else RATE
     return shrunk(list(workload(name, rate=rate, num_requests=args.num)), *CUT)
 

@@ -56,7 +56,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 @torch.inference_mode()
 def change(model: Decoder, tokens: Tensor, how: Change) -> None:
-    """In place: every matrix, with the Gram of its inputs over tokens [rows, length]."""
+    """Changes every matrix in place, with the Gram of its inputs over tokens [rows, length]."""
     rows = Rows.of(model, tokens)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
@@ -67,7 +67,7 @@ def change(model: Decoder, tokens: Tensor, how: Change) -> None:
 
 
 def bits_per_weight(shapes: Sequence[tuple[int, int]], form: str) -> float:
-    """Of all matrices together, values of 16 bits."""
+    """Bits per weight of all matrices together, values of 16 bits."""
     total = sum(out * inputs for out, inputs in shapes)
     if form == "factors":
         return sum(16 * low_rank.rank_for(out, inputs, SHARE) * (out + inputs) for out, inputs in shapes) / total
@@ -114,7 +114,7 @@ def _repeat(product: Callable[[], object]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The parts that are there."""
+    """The parts of the record that are there, in Markdown."""
     rows = ["| pruned, factored | bits a weight | KL, nats | same first token |", "|---|---:|---:|---:|"]
     for name, row in record.get("quality", {}).items():
         rows.append(f"| {name} | {row['bits_per_weight']:.2f} | {row['kl']:.3f} | {100 * row['agreement']:.1f} % |")

@@ -33,12 +33,13 @@ Floats = NDArray[np.float64]
 
 
 def rejection(p: Floats, q: Floats) -> float:
-    """p, q [vocab_size]: sums are 1."""
+    """The share that rejection keeps: sum min(p, q). p, q [vocab_size]: sums are 1."""
     return float(np.minimum(p, q).sum())
 
 
 def gumbel(p: Floats, q: Floats) -> float:
-    """As of `rejection`. Tokens are sorted by p / q: from token i on p_j / p_i is larger, before it q_j / q_i."""
+    """The share that coupled Gumbel draws keep; p, q as in `rejection`. Tokens are sorted by p / q: from token i on p_j
+    / p_i is larger, before it q_j / q_i."""
     both = (p > 0) & (q > 0)
     rest_p, rest_q = p[~both].sum(), q[~both].sum()  # of tokens that one of the two never draws: they win nothing twice
     p, q = p[both], q[both]
@@ -49,7 +50,7 @@ def gumbel(p: Floats, q: Floats) -> float:
 
 
 def one_number(p: Floats, q: Floats) -> float:
-    """As of `rejection`."""
+    """The share that draws with one number keep; p, q as in `rejection`."""
     a, b = p.cumsum(), q.cumsum()
     return float(np.maximum(0, np.minimum(a, b) - np.maximum(a - p, b - q)).sum())
 
@@ -60,7 +61,8 @@ FORMULAS: dict[str, Callable[[Floats, Floats], float]] = {
 
 
 def measure(target: str | Path, draft: str | Path, num: int, tokens: int) -> list[Any]:
-    """(way, drafts, share kept, share by the formula over its texts), of so many requests and tokens of each."""
+    """Measures `num` requests of so many tokens each: (way, drafts, share kept, share by the formula over its
+    texts)."""
     prompts = workload("code", 8)
     found = []
     for way, formula in FORMULAS.items():

@@ -43,20 +43,20 @@ PROMPTS = (
 
 
 def ragged_prompts(llm: LLM, count: int) -> list[list[int]]:
-    """count prompts of 8 to 158 tokens, lengths spread evenly."""
+    """`count` prompts of 8 to 158 tokens, lengths spread evenly."""
     text = llm.encode("\n\n\n".join(PROMPTS) * 6)
     return [text[i : i + 8 + 150 * i // (count - 1)] for i in range(count)]
 
 
 def ragged_outputs(count: int) -> list[int]:
-    """Output tokens of each of count requests: 8 to 120, evenly spread, mean 64, in a shuffled order."""
+    """Output tokens of each of `count` requests: 8 to 120, evenly spread, mean 64, in a shuffled order."""
     lengths = [8 + 112 * i // (count - 1) for i in range(count)]
     random.Random(0).shuffle(lengths)
     return lengths
 
 
 def _cases(llm: LLM, most: int) -> dict[str, tuple[list[list[int]], list[int]]]:
-    """Prompts, and how many new tokens each gets; of up to `most` requests."""
+    """By case, the prompts and how many new tokens each gets; cases of up to `most` requests."""
     cases = {"one stream": ([llm.encode(PROMPTS[1])], [NEW_TOKENS])}
     prompts = ragged_prompts(llm, 16)
     cases["16 ragged prompts, equal outputs"] = prompts, [NEW_TOKENS] * 16
@@ -66,7 +66,7 @@ def _cases(llm: LLM, most: int) -> dict[str, tuple[list[list[int]], list[int]]]:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """All measurements; takes some minutes on two cores."""
+    """Makes all measurements; takes some minutes on two cores."""
     began = time.perf_counter()
     result: dict[str, Any] = {"stamp": harness.stamp(), "new_tokens": NEW_TOKENS, "rounds": rounds, "cases": {}}
     for dtype in ("float32", "bfloat16"):
@@ -181,7 +181,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _own_rows(result: dict[str, Any]) -> list[str]:
-    """The engine compared with itself under another scheduler, or without its prefix cache."""
+    """Rows in which the engine is compared with itself under another scheduler, or without its prefix cache."""
     lines = ["", "| on the same engine | median | range |", "|---|---|---|"]
     b = result["batching"]
     for kind, case in b["workloads"].items():
@@ -200,7 +200,7 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """For a terminal."""
+    """The figures as lines for a terminal."""
     lines = []
     for name, case in result["cases"].items():
         speeds = ", ".join(f"{kind} {speed:.0f}" for kind, speed in case["tokens_per_second"].items())

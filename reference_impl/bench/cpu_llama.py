@@ -58,25 +58,26 @@ FAR = 0.02  # of the largest logit; seen with llama-cpp-python 0.3.36: 0.0013, a
 
 
 class LlamaCpp(PeerProcess):
-    """Models of llama.cpp, by name, as `llama_worker.Worker` has them."""
+    """Models of llama.cpp by name, in a process with `llama_worker.Worker`."""
 
     def generate(self, name: str, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-        """Greedy; all prompts in each step."""
+        """Greedy tokens for each prompt; all prompts in each step."""
         texts: list[list[int]] = self.ask("generate", name=name, prompts=prompts, new_tokens=new_tokens)
         return texts
 
     def logits(self, name: str, tokens: list[int]) -> torch.Tensor:
-        """[vocab_size] float32, after tokens."""
+        """Logits after these tokens, [vocab_size] float32."""
         return torch.tensor(self.ask("logits", name=name, tokens=tokens))
 
 
 def prompts_of(streams: int) -> list[list[int]]:
-    """As long as PROMPT, which is the first, and all different."""
+    """Prompts as long as PROMPT, which is the first; all are different."""
     return [[(token + 37 * i) % 4000 + 5 for token in PROMPT] if i else PROMPT for i in range(streams)]
 
 
 def run(rounds: int, new_tokens: int = NEW_TOKENS, streams: int = STREAMS, **changes: Any) -> dict[str, Any]:
-    """changes: of the shape. About four minutes on two cores; {"not_measured": why} without llama.cpp."""
+    """Measures llama.cpp beside ours; about four minutes on two cores. changes: of the shape. {"not_measured": why}
+    without llama.cpp."""
     try:
         peer, versions = LlamaCpp.started("llama.cpp", VARIABLE, WORKER)
     except PeerFailed as missing:
@@ -122,7 +123,7 @@ def _measured(
 
 
 def load(peer: LlamaCpp, source: Path, kind: str) -> int:
-    """Converts, and loads under the name of the kind; the file stays beside the folder. The file's bytes."""
+    """Converts and loads a model under the name of the kind; the file stays beside the folder. Returns its bytes."""
     file = gguf_of(source, kind)
     written: dict[str, int] = peer.ask("convert", folder=str(source), file=str(file), kind=kind)
     peer.ask("load", name=kind, file=str(file), threads=torch.get_num_threads(), length=256)
@@ -135,7 +136,7 @@ def gguf_of(source: Path, kind: str) -> Path:
 
 def check_conversion(peer: LlamaCpp, folder: Path) -> float:
     """How far llama.cpp's logits of a small model are from those of `transformers` in float32, as a share of the
-    largest. RuntimeError if far."""
+    largest. Raises RuntimeError if far."""
     cpu_quantized.make_model(folder, **SHARP)
     load(peer, folder, "f16")
     tokens = [7 * i % 500 for i in range(24)]
@@ -165,7 +166,7 @@ def _candidates(
 
 
 def _verified(source: Path, models: dict[str, Decoder], texts: dict[str, dict[str, list[list[int]]]]) -> dict[str, Any]:
-    """models: ours that are quantized. RuntimeError for a wrong text."""
+    """What was verified of the texts. models: ours that are quantized. Raises RuntimeError for a wrong text."""
     one, batch = texts["one stream"], texts["batch"]
     prompts = prompts_of(len(batch["f16"]))
     judge = Transformers("float32", source)
@@ -214,7 +215,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Nothing where it was not measured."""
+    """The table in Markdown; nothing where it was not measured."""
     if "one stream" not in result:
         return ""
     lines = [
@@ -234,7 +235,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 where llama.cpp is not there."""
+    """Runs the command; returns the exit status, 1 where llama.cpp is missing."""
 
     def measured(rounds: int) -> dict[str, Any]:
         return {"stamp": harness.stamp(), "rounds": rounds, **run(rounds)}

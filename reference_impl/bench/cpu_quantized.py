@@ -44,7 +44,7 @@ NEW_TOKENS = 32
 
 
 def make_model(folder: str | Path, **changes: Any) -> None:
-    """Saved as `transformers` saves its own, in bfloat16; the same weights every time."""
+    """Saves a model in bfloat16, as `transformers` saves its own; the same weights every time."""
     import transformers
 
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def make_model(folder: str | Path, **changes: Any) -> None:
 
 
 def run(rounds: int, new_tokens: int = NEW_TOKENS, **changes: Any) -> dict[str, Any]:
-    """changes: of the shape. At most two minutes on two cores."""
+    """Measures one stream; at most two minutes on two cores. changes: of the shape."""
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, **changes)
         peer = Transformers("bfloat16", folder)
@@ -100,13 +100,13 @@ def _candidates(
 
 
 def weight_bytes(model: Decoder) -> int:
-    """What a decoding step reads: linear layers and lm_head; the rest is a row of the embedding, and norms."""
+    """Bytes of weights that a decoding step reads: linear layers and lm_head; not a row of the embedding, and norms."""
     head = model.head.weight_bytes() if isinstance(model.head, HeadCopy) else model.embedding.nbytes
     return head + sum(linear.weight_bytes() for linear in model.linears())
 
 
 def check_choices(folder: Path, model: Decoder, text: list[int]) -> float:
-    """`largest_gap` of this text behind PROMPT, in a float32 model with the dequantized weights of `model`."""
+    """The `largest_gap` of this text after PROMPT, in a float32 model with the dequantized weights of `model`."""
     return largest_gap(dequantized(folder, model, len(PROMPT) + len(text)), [(PROMPT, text)])
 
 
@@ -126,8 +126,8 @@ def dequantized(folder: Path, model: Decoder, length: int) -> Decoder:
 
 
 def largest_gap(exact: Decoder, texts: Sequence[tuple[list[int], list[int]]]) -> float:
-    """How far a token's logit is below the first choice's in `exact` at most, as a share of the largest logit.
-    texts: (prompt, the tokens after it). RuntimeError if that is no near-tie."""
+    """How far a token's logit is below the first choice's in `exact` at most, as a share of the largest logit. texts:
+    (prompt, the tokens after it). Raises RuntimeError if that is no near-tie."""
     gap = 0.0
     for prompt, text in texts:
         found = logits(exact, [*prompt, *text][:-1], len(prompt) - 1)
@@ -139,7 +139,7 @@ def largest_gap(exact: Decoder, texts: Sequence[tuple[list[int], list[int]]]) ->
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """One stream: ours in 16, 8 and 4 bits."""
+    """The table in Markdown: one stream, ours in 16, 8 and 4 bits."""
     own, size = result["faster_than_our_bfloat16"], result["weight_megabytes_per_step"]
     lines = [
         f"| one stream, {result['parameters'] / 1e6:.0f}M random weights | times `transformers` bfloat16 | range | "

@@ -25,9 +25,9 @@ from reference_impl.bench.speculative import _Measured, workload
 def measure(
     target: Any, draft: Any, num_drafts: Sequence[int], batch: int = 1, rounds: int = 2, **options: Any
 ) -> list[dict[str, Any]]:
-    """For each k what `_Measured.against` finds, and "speed_up", the ratio of the seconds of a whole run with its
-    prompts and its host work, which the formula leaves out. The plain engine stays in memory, and beside it one
-    with drafts, a k at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
+    """What `_Measured.against` finds for each k, and "speed_up", the ratio of the seconds of a whole run with its
+    prompts and its host work, which the formula leaves out. The plain engine stays in memory, and beside it one with
+    drafts, a k at a time. On a GPU the draft's passes are waited for, so that c is theirs. options: LLM's."""
     prompts = workload("code", batch)
 
     def served(k: int) -> tuple[_Measured, float]:

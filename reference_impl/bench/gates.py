@@ -48,13 +48,13 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Band:
-    """kl in nats, agreement as a share: the least and the most that a method may give."""
+    """What a method may give, from the least to the most: kl in nats, agreement as a share."""
 
     kl: tuple[float, float]
     agreement: tuple[float, float]
 
     def broken(self, kl: float, agreement: float) -> list[str]:
-        """What is outside, in words; none if all is well."""
+        """What is outside the band, in words; nothing if all is well."""
         pairs = (("KL", kl, self.kl), ("agreement", agreement, self.agreement))
         return [
             f"{name}: expected {low:.5f} to {high:.5f}, got {value:.5f}"
@@ -64,7 +64,7 @@ class Band:
 
 
 def band_of(runs: Sequence[dict[str, Any]], recipe: Recipe) -> Band:
-    """runs: of one method, {"kl", "agreement"} each. ValueError without any."""
+    """The band around recorded runs. runs: of one method, {"kl", "agreement"} each. Raises ValueError without any."""
     if not runs:
         raise ValueError("band: expected at least one run, got none: python -m reference_impl.bench gates")
     kl, agreement = ([run[what] for run in runs] for what in ("kl", "agreement"))
@@ -80,13 +80,13 @@ def draws_matter(recipe: Recipe) -> bool:
 
 
 def drawn_rows(ids: Sequence[int], rows: int, length: int, seed: int) -> Tensor:
-    """[rows, length] int64: windows of a text at random places, which may overlap."""
+    """Windows of a text at random places, which may overlap: [rows, length] int64."""
     starts = torch.randint(0, len(ids) - length, (rows,), generator=torch.Generator().manual_seed(seed))
     return torch.tensor([list(ids[start : start + length]) for start in starts.tolist()])
 
 
 class Judge:
-    """One course model, its own logits at hand."""
+    """One course model with its own logits, to which quantized ones are compared."""
 
     def __init__(self, model: str):
         self.source = course_model(model)
@@ -96,8 +96,8 @@ class Judge:
         self.plain = load_model(self.source, torch.float32)
 
     def run(self, recipe: Recipe, seed: int, out: Path) -> dict[str, Any]:
-        """Quantizes into the folder `out`, which is not there yet. kl, agreement, bits_per_weight, quantized_bytes,
-        file_bytes, form, seconds (of quantizing)."""
+        """Quantizes into the folder `out`, which is not there yet. Returns kl, agreement, bits_per_weight,
+        quantized_bytes, file_bytes, form, and seconds (of quantizing)."""
         tokens = drawn_rows(self.calibration, ROWS, LENGTH, seed)
         began = time.perf_counter()
         report = quantize_folder(Job(self.source, out, replace(recipe, seed=seed), tokens))
@@ -127,7 +127,7 @@ def record(record: dict[str, Any], models: Sequence[str], methods: Sequence[str]
 
 
 def speeds(methods: Sequence[str], rounds: int, new_tokens: int = 24) -> dict[str, Any]:
-    """Of the target, one stream: the time of a decoding step over that of the model that is not quantized, both with
+    """The time of a decoding step of the target, one stream, over that of the model that is not quantized, both with
     activations in float32, round by round."""
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
@@ -148,7 +148,8 @@ def speeds(methods: Sequence[str], rounds: int, new_tokens: int = 24) -> dict[st
 
 
 def markdown(record: dict[str, Any], model: str = "target") -> str:
-    """Methods by bits: bits a weight, bytes, KL and agreement (the median and the range over draws), a step's time."""
+    """A table of methods by bits: bits a weight, bytes, KL and agreement (median and range over draws), a step's
+    time."""
     head = "| method | bits a weight | MB, linear layers | KL, nats | range | same first token | a step, of float32's |"
     lines = [head, "|---|---:|---:|---:|---|---:|---:|"]
     methods, steps = record["models"][model], record.get("speed", {}).get("step_over_float32", {})

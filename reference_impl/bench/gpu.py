@@ -36,7 +36,7 @@ START = "forkserver"  # a fork of a process that has imported everything, and ha
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table, and under it where, when and against which limits it was measured."""
+    """The table in Markdown, and under it where, when and against which limits it was measured."""
     rows = [gpu_rows.from_json(row) for row in result["rows"]]
     return "\n".join([*gpu_rows.table(rows), "", *remarks(result), "", *gpu_rows.notes(rows)]).rstrip()
 
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: everything that ran is right. 1: something failed. 2: this machine lacks what the bench needs."""
+    """Runs the bench. 0: everything that ran is right. 1: something failed. 2: this machine lacks what it needs."""
     options = parser().parse_args(arguments)
     cases = [case for case in gpu_cases.CASES if options.only in case.name]
     if not cases:
@@ -120,7 +120,7 @@ def failed(row: dict[str, Any]) -> bool:
 
 
 def run(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Every case in its turn; the result so far, after every line: each is measured, failed, or left out."""
+    """Yields the result so far after every line: each case in its turn is measured, failed, or left out."""
     result: dict[str, Any] = {"dry_run": bench.tiny, "complete": False, "rows": [], "seconds": {}}
     for case in [gpu_cases.LIMITS, *cases]:
         missing, began = list(case.rows), time.monotonic()
@@ -140,7 +140,7 @@ def run(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
-    """Rows of the case, from a process of its own; last, why there are not more."""
+    """Yields the rows of the case, from a process of its own; last, why there are not more."""
     try:
         bench.need(case.seconds)
     except LeftOut as error:
@@ -172,7 +172,7 @@ def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
 
 
 def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection) -> None:
-    """The process. When its parent is gone it ends with the next line: the pipe is closed."""
+    """Measures in the process. When its parent is gone it ends with the next line, since the pipe is closed."""
     receiving.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     [case] = [case for case in [gpu_cases.LIMITS, *gpu_cases.CASES] if case.name == name]
@@ -190,9 +190,8 @@ def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection
 
 
 def compile_ahead(jobs: Sequence[Job], workers: int, seconds: float, tiny: bool = False) -> list[str]:
-    """Compiles what the cases launch, side by side, while there is time; returns what went wrong, which does no harm:
-    it occurs again where it is measured. Triton takes a second or two for each of some two hundred kernels, and keeps
-    them on disk."""
+    """Compiles what the cases launch, side by side, while there is time. Returns what went wrong, which does no harm:
+    it occurs again where it is measured. Triton takes a second or two for each of some 200 kernels, and keeps them."""
     deadline, problems, done = time.monotonic() + seconds, list[str](), 0
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         found = pool.imap_unordered(gpu_warm.compiled, [(job, tiny) for job in jobs])

@@ -20,7 +20,7 @@ from reference_impl.models.moe import MixtureOfExperts
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one machine: byte/s of a large copy (read + written), FLOP/s of large products in 16 bits."""
+    """Limits of one machine: byte/s of a large copy (read + written), FLOP/s of large products in 16 bits."""
 
     copy: float
     matrix: float
@@ -66,7 +66,7 @@ class Work:
         return 2.0 * self.params * prompt + 2.0 * self.head + self.pair * prompt * (prompt + 1) / 2
 
     def workload_seconds(self, prompts: Sequence[int], outputs: Sequence[int], limits: Limits) -> float:
-        """All requests together: first their prefills, as operations, then steps until the longest output is done.
+        """Seconds of all requests: first their prefills, as operations, then steps until the longest output is done.
 
         The first token comes with the prefill; the step that gives token i + 1 reads prompt + i tokens.
         """
@@ -79,7 +79,8 @@ class Work:
 
 
 def work_of(engine: Engine) -> Work:
-    """Counted from the tensors that the engine holds. Norms and biases of norms, below 0.02 %, are left out."""
+    """The work of an engine's model, counted from its tensors. Norms and biases of norms, below 0.02 %, are left
+    out."""
     model, c = engine.model, engine.model.config
     head = model.embedding if model.lm_head is None else model.lm_head
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
@@ -100,6 +101,6 @@ def work_of(engine: Engine) -> Work:
 
 
 def _size(linears: Collection[Linear], tensors: Sequence[Tensor]) -> tuple[float, float]:
-    """(bytes, parameters) of all of them."""
+    """(bytes, parameters) of all these linear layers and tensors."""
     num_bytes = sum(linear.weight_bytes() for linear in linears) + sum(tensor.nbytes for tensor in tensors)
     return num_bytes, sum(linear.num_parameters() for linear in linears) + sum(tensor.numel() for tensor in tensors)

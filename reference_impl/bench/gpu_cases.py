@@ -42,7 +42,7 @@ class Decoding:
     running: list[Generation]
 
     def step(self) -> None:
-        """RuntimeError if a request got no token: then the window would time something else."""
+        """Runs a step. Raises RuntimeError if a request got no token: then the window would time something else."""
         got = len(self.llm.step().tokens)
         if got != len(self.running):
             raise RuntimeError(f"a decoding step gave {got} tokens to {len(self.running)} requests")
@@ -53,7 +53,7 @@ class Decoding:
 
 @contextlib.contextmanager
 def decoding(llm: LLM, prompts: Tokens, steps: int, warm: int = 8) -> Iterator[Decoding]:
-    """All prompts are computed, and all requests decode, for at least `steps` after `warm` others."""
+    """Computes all prompts, and yields when all requests decode, for at least `steps` steps after `warm` others."""
     sampling = greedy(steps + warm + 8 + len(prompts))
     running: list[Generation] = []
     try:
@@ -73,7 +73,8 @@ def decoding(llm: LLM, prompts: Tokens, steps: int, warm: int = 8) -> Iterator[D
 def steady(
     bench: Bench, name: str, llm: LLM, prompts: Tokens, windows: int, steps: int, warm: int = 8
 ) -> Row:  # fmt: skip
-    """Windows of equal steps in which all requests decode; the limit: steps in which each has the mean context."""
+    """A row of windows of equal steps in which all requests decode; the limit: steps in which each has the mean
+    context."""
     windows, steps = bench.pick((windows, steps), (2, 2))
     with decoding(llm, prompts, windows * steps, bench.pick(warm, 2)) as running:
         marks, contexts = [time.perf_counter()], [running.context()]
@@ -94,12 +95,12 @@ def steady(
 
 
 def one_stream(bench: Bench, name: str, shape: str, **options: Any) -> Iterator[Row]:
-    """A prompt of 1,024 tokens, then 8 windows of 32 greedy tokens."""
+    """Measures a prompt of 1,024 tokens, then 8 windows of 32 greedy tokens."""
     yield steady(bench, name, bench.llm(shape, **options), prompts_of(1, bench.pick(1024, 24)), 8, 32, 16)
 
 
 def sweep(bench: Bench, shape: str, sizes: tuple[int, ...], metric: str) -> Iterator[Row]:
-    """Windows of 16 steps at each batch size, contexts of 512 and a few more."""
+    """Measures windows of 16 steps at each batch size, contexts of 512 and a few more."""
     for size in sizes:
         bench.need(3 + size / 40)
         prompts = prompts_of(bench.pick(size, min(size, 4)), bench.pick(512, 12))
@@ -154,7 +155,7 @@ def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
 
 
 def check_profile(busy: float, wall: float) -> None:
-    """RuntimeError where kernels run for longer than the step that they are part of. Seconds per step."""
+    """Raises RuntimeError where kernels run for longer than the step that they are part of. Seconds per step."""
     if busy > 1.1 * wall:
         raise RuntimeError(
             f"kernels run for {1e6 * busy:.0f} µs of a step in the profile, and a step without it takes "
@@ -175,7 +176,7 @@ def busy_seconds(spans: list[tuple[float, float]]) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def waiting(llm: LLM) -> Iterator[list[float]]:
-    """Seconds of each call of executor.collect: where the host waits for the device, and nowhere else."""
+    """Yields the seconds of each call of executor.collect, where the host waits for the device, and nowhere else."""
     executor, seconds = llm.engine.executor, list[float]()
     collect = executor.collect
 
@@ -197,7 +198,8 @@ def waiting(llm: LLM) -> Iterator[list[float]]:
 
 
 def workload(bench: Bench, name: str, **options: Any) -> Iterator[Row]:
-    """nano-vllm's: temperature 0.6, no request stops early, after a short warm-up; output over seconds of generate."""
+    """nano-vllm's workload: temperature 0.6, no request stops early, after a short warm-up; output over seconds of
+    generate."""
     llm, longest = bench.llm("qwen3-0.6b", **options), bench.pick((256, 1024, 1024), (6, 24, 8))
     prompts, outputs = requests(*longest)
     sampling = [SamplingParams(max_tokens=n, temperature=0.6, ignore_eos=True, seed=i) for i, n in enumerate(outputs)]
@@ -225,7 +227,7 @@ def workload(bench: Bench, name: str, **options: Any) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[float]]:
-    """Seconds of each run of Python's garbage collector meanwhile: the host does nothing else during one."""
+    """Yields the seconds of each run of Python's garbage collector meanwhile: the host does nothing else during one."""
     seconds, began = list[float](), [0.0]
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -242,7 +244,7 @@ def collecting() -> Iterator[list[float]]:
 
 
 def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
-    """Prompts computed in one step, until each has its first token."""
+    """Measures prompts computed in one step, until each has its first token."""
     llm, length = bench.llm("llama-3-8b"), bench.pick(length, 100)
     runs = bench.pick(bench.rounds, 1) + 1  # the first warms up
     seconds = [timed(bench, llm, prompts_of(count, length), [greedy(1)] * count)[0] for _ in range(runs)][1:]
@@ -259,7 +261,7 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
 
 
 def limits(bench: Bench) -> Iterator[Row]:
-    """What this machine does at best, measured as in the bench of kernels; all other limits are counted from these."""
+    """Measures what this machine does at best, as in the bench of kernels; all other limits are counted from this."""
     bench.stamp = harness.stamp() | harness.gpu_state()
     place = Place(bench.device, bench.dtype, bench.tiny)
     bench.raw_limits = kernels.limits(place, kernels.timer_of(place, 15))
@@ -287,7 +289,7 @@ def launch_gap(bench: Bench) -> list[float]:
 
 
 def kernels_with_goals(bench: Bench) -> Iterator[Row]:
-    """One after another, as long as there is time. A dry run checks two."""
+    """Measures kernels one after another, as long as there is time. A dry run checks two."""
     place = Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
     timer = kernels.timer_of(place, 15)
     for case in KERNELS:
@@ -301,8 +303,8 @@ def kernels_with_goals(bench: Bench) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Case:
-    """rows: the metrics that `run` gives, one after another. seconds: how long it takes, with its kernels compiled
-    ahead (an estimate, until a GPU has been measured); with less time left it does not begin."""
+    """A case. rows: the metrics that `run` gives, one after another. seconds: how long it takes, with its kernels
+    compiled ahead (an estimate, until a GPU has been measured); with less time left it does not begin."""
 
     name: str
     rows: tuple[str, ...]

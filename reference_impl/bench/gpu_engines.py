@@ -45,7 +45,7 @@ class LeftOut(Exception):
 
 @dataclass
 class Bench:
-    """Device and time; what is known of this machine; and the engines of the case that runs.
+    """The device and its time, what is known of this machine, and the engines of the case that runs.
 
     tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
     raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
@@ -62,7 +62,7 @@ class Bench:
     _engines: dict[str, LLM] = field(default_factory=dict)
 
     def limit(self, count: Callable[[Limits], float]) -> float | None:
-        """count(limits of this machine); None where they could not be measured."""
+        """The limit that `count` computes from those of this machine; None where they could not be measured."""
         return count(Limits(self.raw_limits["copy"], self.raw_limits["16 bits"])) if self.raw_limits else None
 
     def pick(self, real: Any, tiny: Any) -> Any:
@@ -73,7 +73,7 @@ class Bench:
         return self.deadline - time.monotonic()
 
     def need(self, seconds: float) -> None:
-        """LeftOut unless so many seconds are left. A dry run needs only that the deadline has not passed."""
+        """Raises LeftOut unless so many seconds are left. A dry run needs only that the deadline has not passed."""
         if self.left < self.pick(seconds, 0):
             raise LeftOut(f"left out: needs about {seconds:.0f} s, {max(0.0, self.left):.0f} s are left")
 
@@ -105,7 +105,7 @@ class Bench:
         return self._engines[key]
 
     def known(self) -> dict[str, Any]:
-        """For the record: of this machine, and what the engines are, with what they chose to compute with so far."""
+        """What is known for the record: this machine, and the engines with what they chose to compute with so far."""
         for key, llm in self._engines.items():
             engine, work = llm.engine, work_of(llm.engine)
             self.configurations[key] |= {
@@ -130,7 +130,7 @@ def statistics_of(llm: LLM) -> dict[str, Any]:
 
 
 def prompts_of(count: int, length: int) -> Tokens:
-    """Different ids in each, below any vocabulary here."""
+    """Prompts with different ids in each, below any vocabulary here."""
     return [[(7 * i + 13 * j) % 10_000 for j in range(length)] for i in range(count)]
 
 
@@ -149,7 +149,8 @@ def requests(count: int = 256, longest_prompt: int = 1024, longest_output: int =
 
 
 def timed(bench: Bench, llm: LLM, prompts: Tokens, sampling: list[SamplingParams]) -> tuple[float, Tokens]:
-    """(seconds of generate, tokens of output). RuntimeError where a request did not get as many as it asked for."""
+    """(seconds of generate, tokens of output). Raises RuntimeError where a request did not get as many as it asked
+    for."""
     bench.wait()
     began = time.perf_counter()
     outputs = llm.generate(prompts, sampling)

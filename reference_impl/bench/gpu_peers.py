@@ -33,7 +33,7 @@ PEER_ROWS = ("generate, qwen3-0.6b bf16, 1,024 in and 128 out", "64 requests, qw
 
 
 def peers(bench: Bench) -> Iterator[Row]:
-    """The same weights, drawn by `transformers` and loaded by both, the same prompts, as many greedy tokens.
+    """Rows of the same weights, drawn by `transformers` and loaded by both, the same prompts, as many greedy tokens.
 
     Without FlashAttention `transformers` runs its continuous batching on paged SDPA, about five times slower than its
     path through FlashAttention-3.
@@ -73,8 +73,8 @@ def compared(
     bench: Bench, metric: str, theirs: peer.Transformers, prompts: Tokens, new: int,
     runs: Mapping[str, Callable[[], tuple[float, Tokens]]], left_out: dict[str, str],
 ) -> Row:  # fmt: skip
-    """Each in its turn; the first round warms up. A peer that cannot run is named, with its reason. Where greedy tokens
-    diverge, the two must be a near-tie."""
+    """The row of us and our peers, measured in turns; the first round warms up. A peer that cannot run is named, with
+    its reason. Where greedy tokens diverge, the two must be a near-tie."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     texts: dict[str, Tokens] = {}
     problems = dict(left_out)

@@ -11,7 +11,8 @@ COLUMNS = "| metric | ours | best peer | limit | % of limit | goal |\n|---|---|-
 
 @dataclass(frozen=True)
 class Row:
-    """ours: median, min, max and runs, in `unit`. limit: the most of any program, by the limits measured in this run.
+    """A row. ours: median, min, max, runs, in `unit`. limit: the most of any program, by the limits measured in this
+    run.
 
     peer: its name, and what it reached in the same unit and work. goal, stretch: the project's aims, in the unit; or in
     percent of the limit where goal_unit says so. problem: why there is no figure: an error, or the time was up; or what
@@ -48,7 +49,7 @@ def from_json(row: dict[str, Any]) -> Row:
 
 
 def cells(row: Row) -> list[str]:
-    """metric, ours with its range, best peer, limit, % of limit, goal."""
+    """The cells of a row: metric, ours with its range, best peer, limit, % of limit, goal."""
     goal = "-"
     if row.goal is not None:
         sign = "≤ " if row.less_is_better and not row.goal_unit else ""
@@ -67,7 +68,7 @@ def cells(row: Row) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines of Markdown. What an error says may hold a bar, which would end its cell."""
+    """The table as lines of Markdown. A bar in an error's text would end its cell: it becomes a slash."""
     yield COLUMNS
     for row in rows:
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
@@ -82,7 +83,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """Three digits at least, thousands with commas."""
+    """The number with three digits at least, thousands with commas."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

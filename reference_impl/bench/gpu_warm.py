@@ -26,7 +26,8 @@ Job = str | tuple[str, dict[str, Any], int]  # the name of a kernel's case, or a
 
 
 def jobs() -> list[Job]:
-    """Kernels first, by name: they are short, and the tests that come next launch them; then the longest."""
+    """What to compile: kernels first, by name, since they are short and the tests that come next launch them; then the
+    longest jobs."""
     engines = [(shape, options, n) for shape, options, rows in ENGINES for n in rows]
     return [*(case.name for case in kernel_cases.CASES), *engines]
 

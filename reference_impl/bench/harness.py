@@ -36,7 +36,7 @@ def interleave(candidates: dict[str, Callable[[], object]], rounds: int) -> dict
 
 
 def rotated(names: list[str], turn: int) -> list[str]:
-    """The order of a round: none always comes behind the same other at the same place."""
+    """The names in the order of a round: none always comes after the same other at the same place."""
     return names[turn % len(names) :] + names[: turn % len(names)]
 
 
@@ -55,12 +55,12 @@ def times(found: dict[str, float], digits: int = 2) -> str:
 
 
 def cells(found: dict[str, float], digits: int = 2, unit: str = "x") -> str:
-    """Median | range, of a row of Markdown."""
+    """Median and range as two cells of a row of Markdown."""
     return f"{found['median']:.{digits}f}{unit} | {found['min']:.{digits}f}-{found['max']:.{digits}f}"
 
 
 def stamp() -> dict[str, Any]:
-    """Where and when: without them a figure means nothing."""
+    """Where and when it was measured: without them a figure means nothing."""
     import torch
 
     versions = {}
@@ -113,7 +113,7 @@ def gpu_state() -> dict[str, Any]:
 
 
 def positive(given: str) -> int:
-    """A number of rounds, as a command line gives it."""
+    """A number of rounds, from its text on a command line."""
     if not given.isdigit() or int(given) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {given!r}")
     return int(given)
@@ -126,8 +126,8 @@ def in_rounds(
     shown: Callable[[dict[str, Any]], list[str]],
     arguments: Sequence[str] | None,
 ) -> int:
-    """The command of a bench that is `run(rounds)`, which gives its result; shown: its lines for a terminal. 1 where
-    nothing was measured."""
+    """The command of a bench that is `run(rounds)`, which gives its result. shown: its lines for a terminal. Returns
+    the exit status, 1 where nothing was measured."""
     parser = argparse.ArgumentParser(prog=f"inferlab bench {name}")
     parser.add_argument("--rounds", type=positive, default=rounds, help=f"interleaved runs of each candidate: {rounds}")
     parser.add_argument("--save", action="store_true", help=f"write reference_impl/bench/results/{name}.json")
@@ -142,7 +142,7 @@ def in_rounds(
 
 
 def recorded(name: str, results: Path | None = None) -> dict[str, Any]:
-    """{} where nothing is recorded. results: the folder; None: RESULTS."""
+    """The recorded result; {} where nothing is recorded. results: the folder; None: RESULTS."""
     file = (results or RESULTS) / f"{name}.json"
     found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return found
@@ -154,7 +154,7 @@ def save(name: str, result: dict[str, Any]) -> Path:
 
 
 def write(file: Path, result: dict[str, Any]) -> Path:
-    """All of it or nothing: a process killed while writing leaves the old file."""
+    """Writes the result as a whole or not at all: a process killed while writing leaves the old file."""
     part = file.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n")
     part.replace(file)
@@ -162,7 +162,7 @@ def write(file: Path, result: dict[str, Any]) -> Path:
 
 
 def _commit() -> str:
-    """INFERLAB_COMMIT names it for a copy of the sources without git's own files."""
+    """The commit of the sources. INFERLAB_COMMIT names it for a copy without git's own files."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(

@@ -29,7 +29,7 @@ CASES = ((1, 500, False), (16, 500, False), (256, 500, False), (256, 8000, False
 
 
 class _Hollow:
-    """A model of no layers, and the cache and the attention that it does not need."""
+    """A model of no layers, with the cache and the attention that it does not need."""
 
     def __init__(self, rows: int):
         model = hollow_model(VOCAB_SIZE, 16_384, 64)
@@ -95,7 +95,7 @@ def measure(rows: int, length: int, penalties: bool, steps: int = STEPS) -> dict
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """All cases in each round; takes seconds."""
+    """Measures all cases in each round; takes seconds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -17,7 +17,7 @@ STEPS, PROMPT, BLOCK_SIZE = 200, 200, 16
 
 
 def scheduler_seconds(num_requests: int) -> list[float]:
-    """schedule() + update() of each step in which all requests decode."""
+    """Seconds of schedule() + update() for each step in which all requests decode."""
     pool = BlockPool(num_requests * (-(-(PROMPT + STEPS) // BLOCK_SIZE) + 1))
     scheduler = Scheduler(KVManager(pool, BLOCK_SIZE, index=HashIndex(BLOCK_SIZE)), num_requests, 10**9)
     for i in range(num_requests):
@@ -38,7 +38,7 @@ def scheduler_seconds(num_requests: int) -> list[float]:
 
 
 def block_operation_seconds(num_blocks: int, operations: int = 20_000) -> float:
-    """One allocate(1) and one decref of it, in a pool of this size with half of it in use."""
+    """Seconds of one allocate(1) and one decref of it, in a pool of this size with half of it in use."""
     pool = BlockPool(num_blocks)
     pool.allocate(num_blocks // 2)
     began = time.perf_counter()

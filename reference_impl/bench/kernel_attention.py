@@ -16,7 +16,7 @@ from reference_impl.kernels import reference
 
 
 def prefill(place: Place, length: int, **options: Any) -> Work:
-    """One prompt, causal. The check takes its first and its last queries."""
+    """Work of one prompt, causal. The check takes its first and its last queries."""
     length, heads, kv_heads, head_dim = place.pick((length, 32, 8, 128), (70, 4, 2, 16))
     _, (k, v), (keys, values, table, lens) = _cache(place, 1, length, heads, kv_heads, head_dim)
     starts = torch.tensor([0, length], dtype=torch.int32, device=place.device)
@@ -37,8 +37,8 @@ def prefill(place: Place, length: int, **options: Any) -> Work:
 
 
 def decode(place: Place, rows: int, context: int, cache: torch.dtype | None = None) -> Work:
-    """One query per row. cache: of 8 bits, with a scale per slot and head; uint8: of 4 bits. The check takes three of
-    the rows."""
+    """Work of one query per row. cache: of 8 bits, with a scale per slot and head; uint8: of 4 bits. The check takes
+    three rows."""
     rows, context, heads, kv_heads, head_dim = place.pick((rows, context, 32, 8, 128), (min(rows, 3), 40, 4, 2, 16))
     scales, ours = dict[str, Any](), kernel("paged_decode")
     q, (k, v), (keys, values, table, lens) = _cache(place, rows, context, heads, kv_heads, head_dim)
@@ -72,13 +72,14 @@ def _cache(place: Place, rows: int, context: int, heads: int, kv_heads: int, hea
 
 
 def _attention_peers(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> dict[str, Peer]:
-    """q [rows, queries, heads, head_dim], k and v [rows, context, kv_heads, head_dim] -> [rows x queries, ...]."""
+    """Peers from torch: q [rows, queries, heads, head_dim], k and v [rows, context, kv_heads, head_dim] -> [rows x
+    queries, ...]."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     group = q.shape[2] // k.shape[2]
 
     def sdpa(backend: SDPBackend, repeat: int = 1) -> Peer:
-        """repeat: a backend that knows no groups gets copies of the KV heads."""
+        """One of torch's backends. repeat: a backend that knows no groups gets copies of the KV heads."""
 
         def prepare() -> Callable[[], Tensor]:
             query, key, value = (t.transpose(1, 2) for t in (q, *(t.repeat_interleave(repeat, 2) for t in (k, v))))

@@ -38,7 +38,7 @@ from reference_impl.kernels import reference
 
 
 def _in_torch(name: str, *given: Any, module: str) -> Work:
-    """The peer is the reference, also compiled."""
+    """Work with the reference as its peer, also compiled."""
     return twins(name, *given, module=module, peers=_torch(lambda: getattr(reference, name)(*given)))
 
 
@@ -59,7 +59,7 @@ def gate(place: Place, rows: int, size: int) -> Work:
 
 
 def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
-    """The result of both is compared decoded: codes times scale."""
+    """Work of a gate with its result in FP8; both results are compared decoded, codes times scale."""
     rows, size = place.pick((rows, size), (5, 72))
     x, ours = place.randn(rows, 2 * size), kernel("silu_and_mul_fp8", "gates_fp8")
 
@@ -75,7 +75,7 @@ def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
 
 
 def rotary(place: Place, tokens: int) -> Work:
-    """rotate_and_write with QK-norm, as in Qwen3; the check compares q and the contents of the cache."""
+    """Work of rotate_and_write with QK-norm, as in Qwen3; the check compares q and the contents of the cache."""
     tokens, heads, kv_heads, head_dim = place.pick((tokens, 32, 8, 128), (7, 4, 2, 16))
     blocks, device = -(-tokens // BLOCK_SIZE) + 1, place.device
     q, k, v = place.randn(tokens, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)
@@ -93,7 +93,7 @@ def rotary(place: Place, tokens: int) -> Work:
         return kernel(*read, own[0], own[1], slots, c(q_norm), c(k_norm), 1e-6), own
 
     def separate() -> tuple[Tensor, Tensor]:
-        """As the decoder does it in torch."""
+        """The same in torch, as the decoder does it there."""
         c, s = cos[positions], sin[positions]
         rotated_q = reference.rotate(reference.rms_norm(q, q_norm, 1e-6), c, s)
         other[0].flatten(0, 1).index_copy_(0, slots, reference.rotate(reference.rms_norm(k, k_norm, 1e-6), c, s))
@@ -107,7 +107,8 @@ def rotary(place: Place, tokens: int) -> Work:
 
 
 def sampling(place: Place, rows: int, vocab_size: int, top_k: int = 0, top_p: float = 1.0) -> Work:
-    """Every row drawn at temperature 0.8. The reference kernel sorts; the kernel chooses exactly its tokens."""
+    """Work of drawing every row at temperature 0.8. The reference kernel sorts; the kernel chooses exactly its
+    tokens."""
     rows, vocab_size = place.pick((rows, vocab_size), (3, 300))
     logits, number = place.randn(rows, vocab_size, scale=3.0), torch.arange(rows, device=place.device)
     ones, zeros = torch.ones(rows, device=place.device), torch.zeros_like(number)
@@ -120,7 +121,7 @@ def sampling(place: Place, rows: int, vocab_size: int, top_k: int = 0, top_p: fl
 def _linear(
     name: str, make: Callable[..., Work], m: int, goal: float | None = None, k: int = 4096, n: int = 14336
 ) -> Case:
-    """goal: times as fast as cuBLAS."""
+    """A case of a linear layer. goal: times as fast as cuBLAS."""
 
     def work(place: Place) -> Work:
         size = place.pick((m, k, n), (min(m, 9), 128, 48))

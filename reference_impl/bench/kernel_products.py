@@ -77,7 +77,7 @@ def eight_bits(place: Place, m: int, k: int, n: int) -> Work:
 
 
 def fp8(place: Place, m: int, k: int, n: int) -> Work:
-    """The product alone, of given codes; cuBLAS in 16 bits gets the dequantized numbers."""
+    """Work of the product alone, of given codes; cuBLAS in 16 bits gets the dequantized numbers."""
     codes, scale = reference.quantize_rows_fp8(place.randn(m, k))
     w, w_scale = reference.quantize_rows_fp8(place.randn(n, k))
     x = (codes.float() * scale[:, None]).to(place.dtype)
@@ -88,7 +88,8 @@ def fp8(place: Place, m: int, k: int, n: int) -> Work:
 
 
 def int8_both(place: Place, m: int, k: int, n: int) -> Work:
-    """With the rounding of the tokens, a launch of its own; cuBLAS in 16 bits gets the numbers that codes stand for."""
+    """Work of a product in int8 with the rounding of the tokens, a launch of its own; cuBLAS in 16 bits gets the
+    numbers that codes stand for."""
     product, rounded, x = kernel("gemm_w8a8"), kernel("quantize_rows_int8", "quantize_rows"), place.randn(m, k)
     (codes, scale), (w, w_scale) = (reference.quantize_rows_int8(t) for t in (x, place.randn(n, k)))
     return Work(
@@ -99,7 +100,8 @@ def int8_both(place: Place, m: int, k: int, n: int) -> Work:
 
 
 def fp8_blocks(place: Place, m: int, k: int, n: int) -> Work:
-    """With the rounding of the tokens by groups of 128 inputs, a launch of its own."""
+    """Work of a product in FP8 by blocks, with the rounding of the tokens by groups of 128 inputs, a launch of its
+    own."""
     product, rounded = kernel("gemm_fp8_blocks"), kernel("quantize_groups_fp8", "quantize_rows")
     x, w = place.randn(m, k), place.randn(n, k).to(FP8)
     codes, scale = reference.quantize_groups_fp8(x)
@@ -116,7 +118,7 @@ def fp8_blocks(place: Place, m: int, k: int, n: int) -> Work:
 
 
 def fp4(place: Place, m: int, k: int, n: int) -> Work:
-    """NVFP4, multiplied in 16 bits."""
+    """Work of a product with NVFP4 weights, multiplied in 16 bits."""
     x, codes = place.randn(m, k), torch.randint(16, (n, k), dtype=UINT8, device=place.device)
     scales = (place.randn(n, k // 16).abs().float() + 0.5).to(FP8).view(UINT8)
     w = reference.pack_int4(codes, FP4_STEP), scales, torch.full((n,), k**-0.5 / 8, device=place.device)
@@ -128,7 +130,7 @@ def fp4(place: Place, m: int, k: int, n: int) -> Work:
 
 
 def experts(place: Place, m: int, num_experts: int, k: int, n: int) -> Work:
-    """Tokens dealt evenly, up to chance, as a router does."""
+    """Work of experts, with tokens dealt evenly, up to chance, as a router does."""
     m, num_experts, k, n = place.pick((m, num_experts, k, n), (11, 3, 64, 48))
     x, w = place.randn(m, k), place.randn(num_experts, n, k, scale=k**-0.5)
     counts = torch.randint(num_experts, (m,), device=place.device).bincount(minlength=num_experts)
@@ -149,7 +151,8 @@ def experts(place: Place, m: int, num_experts: int, k: int, n: int) -> Work:
 
 
 def adapters(place: Place, m: int, num_adapters: int, rank: int, size: int) -> Work:
-    """Shrink and expand over a square layer. The peer gathers each token's adapter, as a batched product needs it."""
+    """Work of adapters: shrink and expand, a square layer. The peer gathers each token's adapter for a batched
+    product."""
     shrink, expand = kernel("lora_shrink", "lora"), kernel("lora_expand", "lora")
     m, num_adapters, rank, size = place.pick((m, num_adapters, rank, size), (7, 3, 8, 48))
     x, out = place.randn(m, size), torch.zeros(m, size, dtype=place.dtype, device=place.device)

@@ -19,7 +19,7 @@ INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Place:
-    """Where and in which dtype; tiny: sizes for the interpreter."""
+    """The device and dtype of a case. tiny: sizes for the interpreter."""
 
     device: torch.device
     dtype: torch.dtype
@@ -29,13 +29,13 @@ class Place:
         return tiny if self.tiny else real
 
     def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """The same numbers in every run. Drawn on the device: there may be billions."""
+        """Random numbers, the same in every run. They are drawn on the device: there may be billions."""
         return torch.randn(shape, device=self.device, dtype=self.dtype) * scale
 
 
 @dataclass(frozen=True)
 class Peer:
-    """prepare() gives what is timed; what it prepares, a compilation or a custom layout, is not."""
+    """Another way to compute it. prepare() gives what is timed; its own work (compilation, a custom layout) is not."""
 
     prepare: Callable[[], Callable[[], Any]]
     compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out
@@ -51,8 +51,8 @@ def flat(found: Any) -> Tensor:
 
 @dataclass
 class Work:
-    """ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part` takes from results
-    what is compared.
+    """The work of a case. ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part`
+    takes from results what is compared.
 
     given: tensors that must be read once, while the result must be written once; moved: their bytes, where it is not
     so. precision: that of `flops`. cold: flush the L2 before each run, as between two layers of a decoding step.
@@ -74,7 +74,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Goal:
-    """From the project's list of goals. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
+    """A goal from the project's list. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
 
     value: float
     unit: str
@@ -92,7 +92,7 @@ def as_is(value: Any) -> Any:
 
 
 def double(value: Any) -> Any:
-    """float64, also in place of a dtype; codes of 8 bits and whole numbers stay."""
+    """The value in float64, also in place of a dtype; codes of 8 bits and whole numbers stay."""
     if isinstance(value, torch.dtype):
         return torch.float64
     is_float = isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1
@@ -100,7 +100,7 @@ def double(value: Any) -> Any:
 
 
 def wrong(work: Work, found: Any) -> str | None:
-    """The error rule: against float64 at most twice the error of plain torch, and 2 eps max |reference|."""
+    """What breaks the error rule: against float64 at most twice the error of plain torch, and 2 eps max |reference|."""
     exact, plain, part = flat(work.expected(double)), flat(work.expected(as_is)), work.part(found)
     if part.shape != plain.shape:
         return f"has the shape {list(part.shape)}, expected {list(plain.shape)}"

@@ -41,7 +41,7 @@ class OnGpu:
         self.flushed = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")  # several times an L2
 
     def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
-        """Seconds of each, in each round; the first two rounds warm up and do not count."""
+        """Seconds of each run in each round; the first two rounds warm up and do not count."""
         events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
         names, self.late = list(runs), set()
         for turn in range(self.rounds + 2):
@@ -63,7 +63,7 @@ class OnGpu:
 
 
 class OnCpu:
-    """For the dry run: everything once, by wall-clock time. The figures mean nothing."""
+    """The timer of a dry run: everything once, by wall-clock time. The figures mean nothing."""
 
     late: frozenset[str] = frozenset()
 
@@ -110,7 +110,8 @@ def limits(place: Place, timer: Timer) -> dict[str, float]:
 def run(
     cases: Sequence[Case], place: Place, timer: Timer, seconds: float, limit: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """All cases, until the time is up; the rest is named as left out. limit: the limits, if they are known already."""
+    """Runs all cases until the time is up; the rest is named as left out. limit: the limits, if they are known
+    already."""
     deadline = time.monotonic() + seconds
     result: dict[str, Any] = {
         "stamp": harness.stamp(), "dry_run": place.tiny, "dtype": str(place.dtype).removeprefix("torch."),
@@ -188,7 +189,7 @@ def said(error: Exception) -> str:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
-    """For a terminal: the cells of the table, and how much the kernel moves or computes in a second."""
+    """A line for a terminal: the cells of the table, and how much the kernel moves or computes in a second."""
     cells = "  ".join(gpu_rows.cells(row_of(name, entry)))
     if "error" in entry:
         return cells
@@ -214,7 +215,7 @@ def row_of(name: str, found: dict[str, Any]) -> Row:
 
 
 def notes(result: dict[str, Any]) -> str:
-    """The limits; every peer that did not run, with its reason and the cases; and what was left out."""
+    """Notes: the limits; every peer that did not run, with its reason and the cases; and what was left out."""
     lim, missing, lines = result["limits"], defaultdict[tuple[str, str], list[str]](list), list[str]()
     lines.append(
         f"measured limits: copy {lim['copy'] / 1e12:.2f} TB/s, matrix products {lim['16 bits'] / 1e12:.0f} TFLOP/s in "
@@ -237,7 +238,7 @@ def notes(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every case ran and is right. 1: one is not. 2: this machine lacks what the bench needs."""
+    """Runs the bench. 0: every case ran and is right. 1: one is not. 2: this machine lacks what the bench needs."""
     parser = argparse.ArgumentParser(prog="python -m reference_impl.bench kernels", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="every case once, tiny, in Triton's interpreter")
     parser.add_argument("--only", default="", help="cases whose name contains this; nothing is saved")

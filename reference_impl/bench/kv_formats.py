@@ -90,7 +90,8 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def lost(record: dict[str, Any], name: str) -> str:
-    """By how much of all needles more are found than in float32, with the middle 95 % of drawing needles anew."""
+    """A text: by how much of all needles more are found than in float32, with the middle 95 % of drawing needles
+    anew."""
     pairs = ((record["needles"][n]["found"][d] for n in (name, "auto")) for d in record["needles"][name]["found"])
     each = [float(a) - float(b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
     e = bootstrap(each)

@@ -43,7 +43,7 @@ EDGES = (0, 16, 64, 256)  # of the bands, in tokens; the last one has no end
 
 @dataclass(frozen=True)
 class Band:
-    """Distances first <= d < end; end None: all from there on."""
+    """Distances d with first <= d < end; end None: all from there on."""
 
     first: int
     end: int | None = None
@@ -55,7 +55,7 @@ class Band:
 
 
 def bands(edges: Sequence[int] = EDGES) -> list[Band]:
-    """Between neighbouring edges, beyond the last one, and all. ValueError unless they rise from 0."""
+    """Bands between neighbouring edges, beyond the last one, and of all. Raises ValueError unless they rise from 0."""
     if not edges or edges[0] != 0 or any(a >= b for a, b in pairwise(edges)):
         raise ValueError(f"--edges: expected rising distances that begin with 0, got {','.join(map(str, edges))}")
     closed = [Band(a, b) for a, b in pairwise(edges)]
@@ -63,7 +63,7 @@ def bands(edges: Sequence[int] = EDGES) -> list[Band]:
 
 
 def bits_per_value(name: str, head_dim: int, block_size: int = 16) -> float:
-    """With scales; of "kivi" the mean of keys and values in a full block."""
+    """Bits per value with scales; for "kivi" the mean of keys and values in a full block."""
     if name == KIVI:
         return (bits_per_weight(4, block_size, 16, 16) + bits_per_weight(4, head_dim, 16, 16)) / 2
     stored = FORMATS[name]
@@ -71,8 +71,8 @@ def bits_per_value(name: str, head_dim: int, block_size: int = 16) -> float:
 
 
 def rounded(name: str, key: Tensor, value: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """What a cache gives back, or would: key, value [tokens, num_kv_heads, head_dim] -> the same shapes and dtype. Of
-    "kivi" the keys of the last block are left as they are unless it is full. ValueError for an unknown name."""
+    """What a cache gives back, or would: key, value [tokens, num_kv_heads, head_dim] -> the same shapes and dtype. For
+    "kivi" the keys of the last block are left as they are unless it is full. Raises ValueError for an unknown name."""
     if name == KIVI:
         full = len(key) // block_size * block_size
         codes, scale = channels_to_four_bits(key[:full].unflatten(0, (-1, block_size)))
@@ -92,14 +92,14 @@ def rounded(name: str, key: Tensor, value: Tensor, block_size: int) -> tuple[Ten
 
 
 def _four_bits(x: Tensor) -> Tensor:
-    """An odd number of them, too: the last one twice."""
+    """x rounded in 4 bits. The last of an odd number of values is taken twice."""
     even = torch.cat((x, x[..., -1:]), -1) if x.shape[-1] % 2 else x
     return from_four_bits(*to_four_bits(even), x.dtype)[..., : x.shape[-1]]
 
 
 class RoundingAttention:
-    """Of one row without a past, by the definition, in the model's dtype: what is in the band is read rounded. Of
-    "kivi" a query's own block is not."""
+    """Attention of one row without a past, by the definition, in the model's dtype: what is in the band is read
+    rounded, but for "kivi" not a query's own block."""
 
     def __init__(self, name: str, band: Band, block_size: int, scale: float, softcap: float | None = None):
         if softcap is not None:
@@ -130,7 +130,7 @@ class RoundingAttention:
 
 @torch.inference_mode()
 def logprobs_with(model: Decoder, window: Sequence[int], name: str, band: Band, block_size: int = 16) -> Tensor:
-    """`quality.logprobs` of a model whose keys and values in the band are rounded."""
+    """The log-probabilities of `quality.logprobs` for a model whose keys and values in the band are rounded."""
     c = model.config
     batch = ragged_batch([(window, 0)], len(window), model.device, c.layer_windows)
     batch.logits_indices = torch.arange(len(window), device=model.device)
@@ -142,7 +142,7 @@ def by_distance(
     model: Decoder, windows: Sequence[Sequence[int]], names: Sequence[str], edges: Sequence[int], block_size: int = 16
 ) -> dict[str, dict[str, dict[str, Estimate]]]:
     """{format: {band: {"kl": KL(exact || rounded) in nats, "agreement": the share of the same first token}}}, of the
-    tokens from the band's first distance on: those before see nothing of it. ValueError for windows that are too short.
+    tokens from the band's first distance on: those before see nothing of it. ValueError for windows too short.
     """
     shortest = min(map(len, windows)) - 1
     if shortest <= edges[-1]:
@@ -195,7 +195,7 @@ def by_depth(
 
 
 def lines(found: dict[str, Any], head_dim: int, block_size: int) -> list[str]:
-    """For people."""
+    """The figures as lines of text."""
     said = ["format      bits   distance   KL, nats (95 %)                    same first token"]
     for name, rows in found["by_distance"].items():
         for band, row in rows.items():
@@ -212,8 +212,8 @@ def evaluate(
     folder: Path, text: Path, formats: Sequence[str], fakes: Sequence[str], edges: Sequence[int], length: int,
     most: int, needles: int, block_size: int = 16,
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
-    """`by_distance` on a text, and `by_depth` with fillers from it, in float32; with lines for people. formats: of the
-    engine's cache; fakes: of `FAKES`. ValueError for another name, and where there is none."""
+    """`by_distance` on a text, and `by_depth` with fillers from it, in float32; with lines of text. formats: of the
+    engine's cache; fakes: of `FAKES`. Raises ValueError for another name, and where there is none."""
     from reference_impl.assembly.llm import LLM
 
     for option, asked, known in (("--kv-dtype", formats, tuple(FORMATS)), ("--fake", fakes, FAKES)):

@@ -131,7 +131,7 @@ class Model:
         return texts
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
-        """Of all tokens, after these."""
+        """Logits of all tokens, after these."""
         context = self._context(1)
         self.lib.llama_memory_clear(self.lib.llama_get_memory(context), False)
         batch = self.lib.llama_batch_init(len(tokens), 0, 1)

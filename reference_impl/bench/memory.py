@@ -42,8 +42,8 @@ class PeakMemory:
             self._look()
 
     def report(self) -> dict[str, Any]:
-        """Bytes. own_before: of this process when the watch began. peak: the largest sum over all processes at one
-        moment, and its parts, this process first."""
+        """What was measured, in bytes. own_before: of this process when the watch began. peak: the largest sum over all
+        processes at one moment, and its parts, this process first."""
         if not self._known:
             return {"unknown": "this system has no /proc/PID/smaps_rollup"}
         found: dict[str, Any] = {"seconds_between_looks": self._seconds, "looks": self._looks}
@@ -70,14 +70,14 @@ class PeakMemory:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """PSS and RSS of a process in bytes; a zombie, only an entry in the process table, has none."""
+    """PSS and RSS of a process in bytes; 0 for a zombie, which is only an entry in the process table."""
     lines = Path(ROLLUP.format(pid=pid)).read_text().splitlines()[1:]
     values = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
     return {field: values.get(field, 0) for field in FIELDS}
 
 
 def family(pid: int) -> list[int]:
-    """A process, its children and theirs."""
+    """Ids of a process, its children and theirs."""
     found = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

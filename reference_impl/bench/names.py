@@ -32,7 +32,7 @@ BENCHES = {
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """The exit status; --help also gives an example."""
+    """Runs a bench and returns its exit status; --help also gives an example."""
     bench = importlib.import_module(f"reference_impl.bench.{name}")
     try:
         return int(bench.main(list(arguments)))
@@ -42,7 +42,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """Of `python -m reference_impl.bench`."""
+    """Runs `python -m reference_impl.bench`; returns the exit status."""
     name, *arguments = sys.argv[1:] or [""]
     if name in BENCHES:
         return run(name, arguments)

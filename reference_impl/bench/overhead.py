@@ -51,7 +51,7 @@ for _ in sys.stdin:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Interleaved rounds, the engine on all processors and on one; a stamped result with ratios server / engine."""
+    """A stamped result with ratios server / engine: interleaved rounds, the engine on all processors and on one."""
     threads = torch.get_num_threads()
     try:
         measured = [_measured(rounds, n) for n in sorted({threads, 1}, reverse=True)]

@@ -18,7 +18,7 @@ NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, f
 
 class Transformers:
     """A model in `transformers`, greedy: the course model, or that in `folder`. Every request gets exactly the number
-    of tokens it asks for. seconds: what continuous batching took at last, without starting its thread."""
+    of tokens it asks for. seconds: what continuous batching took last, without starting its thread."""
 
     def __init__(self, dtype: str, folder: str | Path | None = None, device: str | torch.device = "cpu"):
         try:
@@ -34,7 +34,7 @@ class Transformers:
 
     @torch.inference_mode()
     def padded(self, prompts: Sequence[list[int]], new_tokens: Sequence[int], cache: str) -> list[list[int]]:
-        """One batch, padded on the left, that runs until its longest output is done; the surplus is cut off."""
+        """Generates in one batch, padded on the left, until its longest output is done; the surplus is cut off."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=self.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=self.device)
@@ -51,7 +51,8 @@ class Transformers:
     def continuous(
         self, prompts: Sequence[list[int]], new_tokens: Sequence[int], page: int = 32, step_tokens: int = 512
     ) -> list[list[int]]:
-        """Its continuous batching, with blocks of `page` tokens for all requests at once; on a GPU with CUDA graphs."""
+        """Generates by continuous batching, with blocks of `page` tokens for all requests at once; on a GPU with
+        graphs."""
         from transformers import GenerationConfig
         from transformers.generation import ContinuousBatchingConfig
 
@@ -78,7 +79,7 @@ class Transformers:
 
     @torch.inference_mode()
     def next_logits(self, tokens: list[int]) -> torch.Tensor:
-        """[vocab_size] float32 on the host, after tokens."""
+        """Logits after these tokens, [vocab_size] float32 on the host."""
         return self.model(torch.tensor([tokens], device=self.device)).logits[0, -1].float().cpu()
 
 
@@ -99,7 +100,7 @@ def random_transformers(
 def agreement(
     peer: Transformers, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]
 ) -> dict[str, Any]:
-    """Rows that are equal; where a row diverges, how far apart the two tokens' logits are. RuntimeError if far."""
+    """The rows that are equal; where one diverges, how far apart the two tokens' logits are. RuntimeError if far."""
     equal, gaps = 0, []
     for prompt, a, b in zip(prompts, ours, theirs, strict=True):
         if a == b:

@@ -42,8 +42,8 @@ class PeerProcess:
 
     @classmethod
     def started(cls, name: str, variable: str, worker: Path) -> tuple[Self, dict[str, str]]:
-        """The process, in the environment that the variable names, and its versions. PeerFailed if there is none, or if
-        it lacks a package."""
+        """The process, in the environment that the variable names, and its versions. Raises PeerFailed if there is
+        none, or if it lacks a package."""
         peer = cls(name, interpreter(variable, name), worker)
         try:
             return peer, peer.ask("versions")
@@ -67,7 +67,7 @@ class PeerProcess:
         self._said.close()
 
     def ask(self, do: str, **what: Any) -> Any:
-        """PeerFailed with what the process said, if it refuses, or has ended."""
+        """The answer of the process. Raises PeerFailed, with what it said, if it refuses or has ended."""
         try:
             self._to.write(json.dumps({"do": do, **what}) + "\n")
             self._to.flush()
@@ -88,7 +88,7 @@ class PeerProcess:
 
 
 def interpreter(variable: str, name: str) -> Path:
-    """Of the virtual environment that the variable names. PeerFailed where there is none."""
+    """The interpreter of the virtual environment that the variable names. Raises PeerFailed where there is none."""
     folder = os.environ.get(variable)
     if not folder:
         raise PeerFailed(f"{variable} names no environment with {name}")
@@ -108,7 +108,7 @@ def answer(calls: dict[str, Any], line: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The other process."""
+    """Runs the other process."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     calls = runpy.run_path(sys.argv[1])["CALLS"]

@@ -28,7 +28,7 @@ def run(model: Decoder, rounds: int) -> dict[str, Any]:
     cached: dict[str, int] = {}
 
     def first_token(kind: str) -> None:
-        """The first of an engine fills its cache."""
+        """Serves a request. The first one of an engine fills its cache."""
         [request] = serve(engines[kind], [([*shared, *next(coming[kind])], 1)])
         cached[kind] = request.num_cached_tokens
 

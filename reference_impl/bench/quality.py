@@ -38,7 +38,7 @@ class Estimate:
 
 
 def bootstrap(per_window: Sequence[float], seed: int = 0, draws: int = DRAWS) -> Estimate:
-    """ValueError for fewer than two windows: one says nothing of how much they differ."""
+    """The mean with its interval. ValueError for fewer than two windows: one says nothing of how much they differ."""
     values = np.asarray(per_window, dtype=float)
     if len(values) < 2:
         raise ValueError(f"bootstrap: expected at least 2 windows, got {len(values)}: give a longer text")
@@ -49,7 +49,7 @@ def bootstrap(per_window: Sequence[float], seed: int = 0, draws: int = DRAWS) ->
 
 @torch.inference_mode()
 def logits(model: Decoder, text: Sequence[int], first: int = 0) -> Tensor:
-    """[len(text) - first, vocab_size], of the token behind each from `first` on, in one pass without a cache."""
+    """Logits for the token after each from `first` on, [len(text) - first, vocab_size], in one pass without a cache."""
     c = model.config
     batch = ragged_batch([(text, 0)], len(text), model.device, c.layer_windows)
     batch.logits_indices = torch.arange(first, len(text), device=model.device)
@@ -57,7 +57,7 @@ def logits(model: Decoder, text: Sequence[int], first: int = 0) -> Tensor:
 
 
 def logprobs(model: Decoder, window: Sequence[int]) -> Tensor:
-    """[len(window), vocab_size] float32, of the token behind each."""
+    """Log-probabilities for the token after each, [len(window), vocab_size] float32."""
     return logits(model, window).float().log_softmax(-1)
 
 
@@ -70,9 +70,9 @@ def windows_of(ids: Sequence[int], length: int, most: int) -> list[list[int]]:
 
 
 def compare(model: Decoder, against: Decoder | None, windows: Sequence[Sequence[int]]) -> dict[str, Estimate]:
-    """nats: mean negative log-likelihood of a token, whose exponential is the perplexity. With another model, of the
-    same tokenizer: kl, KL(against || model) in nats; agreement, the share of tokens where both put the same one first;
-    nats_more, the paired difference in nats. ValueError for vocabularies that differ."""
+    """The measures of a model. nats: mean negative log-likelihood of a token, whose exponential is the perplexity. With
+    another model, of the same tokenizer: kl, KL(against || model) in nats; agreement, the share of tokens where both
+    put the same one first; nats_more, the paired difference in nats. Raises ValueError for vocabularies that differ."""
     if against is not None and against.config.vocab_size != model.config.vocab_size:
         sizes = f"{against.config.vocab_size:,} and {model.config.vocab_size:,}"
         raise ValueError(f"--against: expected a model with the same vocabulary, got vocabularies of {sizes}")
@@ -92,7 +92,7 @@ def compare(model: Decoder, against: Decoder | None, windows: Sequence[Sequence[
 
 
 def lines(found: dict[str, Estimate]) -> list[str]:
-    """For people."""
+    """The figures as lines of text."""
     nats = found["nats"]
     perplexity = Estimate(*(math.exp(value) for value in (nats.value, nats.low, nats.high)))
     said = [f"perplexity        {perplexity.shown(3)}"]
@@ -109,7 +109,7 @@ def lines(found: dict[str, Estimate]) -> list[str]:
 
 
 def check_tokenizers(folder: Path, against: Path) -> None:
-    """ValueError unless both have one tokenizer: what is said of the same ids must be of the same text."""
+    """Raises ValueError unless both have one tokenizer: what is said of the same ids must be of the same text."""
     found = []
     for place in (folder, against):
         file = place / "tokenizer.json"

@@ -170,7 +170,8 @@ PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def renewed(text: str, results: Path) -> str:
-    """ValueError unless README has both markers once, in this order."""
+    """README's text with its generated part renewed. Raises ValueError unless it has both markers once, in this
+    order."""
     before, *rest = text.split(BEGIN)
     if len(rest) != 1 or rest[0].count(END) != 1:
         raise ValueError(
@@ -181,7 +182,7 @@ def renewed(text: str, results: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: README has what the results say. 1, with --check: it does not."""
+    """Runs the command. Returns 0: README has what the results say. 1, with --check: it does not."""
     parser = argparse.ArgumentParser(prog="python -m reference_impl.bench readme", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if README has something else")
     options = parser.parse_args(arguments)

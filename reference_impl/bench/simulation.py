@@ -72,7 +72,7 @@ def simulate(
 
 
 def _add(engine: Engine, gpu: SimulatedGPU, a: Arrival, lengths: dict[str, int]) -> None:
-    """Stamped with its own arrival, not with the time at which the loop looks again."""
+    """Gives the engine a request with its own time of arrival, not the time at which the loop looks again."""
     gpu.time, now = a.second, gpu.time
     stop = () if a.max_tokens is None else (END,)
     sampling = SamplingParams(max_tokens=a.max_tokens or a.output, ignore_eos=True, stop_token_ids=stop)

@@ -72,7 +72,7 @@ def workload(kind: str, num: int) -> list[str]:
 
 
 def run(rounds: int, model: str = "target") -> dict[str, Any]:
-    """Interleaved; a stamped result."""
+    """Measures the variants interleaved; returns a stamped result."""
     return each_case(_case, rounds, model)
 
 
@@ -119,12 +119,12 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def write(llm: LLM, prompts: list[str]) -> list[RequestOutput]:
-    """NEW_TOKENS for each prompt, greedily."""
+    """Generates NEW_TOKENS for each prompt, greedily."""
     return llm.generate(prompts, SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True))
 
 
 def with_folder(options: dict[str, Any]) -> dict[str, Any]:
-    """Options, with the course model's folder for its name."""
+    """The options, with the course model's folder in place of its name."""
     return options | {"draft_model": course_model(options["draft_model"])} if "draft_model" in options else options
 
 
@@ -157,8 +157,8 @@ class Peer:
 
 
 def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
-    """Texts that are equal, and how far apart the two tokens' log-probabilities are where one parts from plain
-    decoding's. RuntimeError if far: then a draft token was kept that was wrong."""
+    """How many texts are equal, and how far apart the two tokens' log-probabilities are where one parts from plain
+    decoding's. Raises RuntimeError if far: then a draft token was kept that was wrong."""
     gaps = []
     for prompt, a, b in zip(plain.prompts, plain.texts, mine.texts, strict=True):
         if a == b:
@@ -180,7 +180,7 @@ def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
 
 
 class _Timed:
-    """Stands for a part, and adds the seconds that calls of some of its methods take, of steps that decode."""
+    """A stand-in for a part, which adds up the seconds that calls of some of its methods take, of steps that decode."""
 
     def __init__(self, part: Any, methods: tuple[str, ...], add: Callable[[float], None]):
         self.part, self.methods, self.add = part, methods, add
@@ -203,19 +203,19 @@ class _Timed:
 
 
 def _wait() -> None:
-    """A GPU's passes are only launched by a call: what they take is seen when they have ended."""
+    """Waits for a GPU's passes to end: a call only launches them."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def _decodes(first: Any) -> bool:
-    """first: a request, a batch, or the batches of several passes."""
+    """Whether a call is of a step that decodes. first: a request, a batch, or the batches of several passes."""
     batch = first[0] if isinstance(first, list) else first
     return max(getattr(batch, "query_lens", (0,))) <= max(FIXED) + 2
 
 
 def _with_all(steps: Sequence[Any]) -> list[Any]:
-    """Those in which all requests decode."""
+    """The steps in which all requests decode."""
     most = max(len(step.rows) for step in steps)
     return [step for step in steps if len(step.rows) == most and all(row.num_tokens == 1 for row in step.rows)]
 
@@ -241,13 +241,13 @@ class _Measured:
 
     @property
     def proposing(self) -> float:
-        """Seconds, for the steps of `decoding`."""
+        """Seconds of the proposer in the steps of `decoding`."""
         steps, mine = self.llm.engine.trace.steps(), {step.step_id for step in self.decoding}
         ends = [step.finished_at for step in steps]
         return sum(seconds for end, seconds in self._calls if steps[bisect.bisect_left(ends, end)].step_id in mine)
 
     def forget(self) -> None:
-        """All that was measured."""
+        """Forgets all that was measured."""
         self.llm.engine.trace.events.clear()
         self._calls.clear()
         self.paces.clear()
@@ -267,14 +267,14 @@ class _Measured:
 
     @property
     def step(self) -> float:
-        """Seconds of a decoding step of the model, the mean: its work depends on how many drafts there were. What
-        took ten times as long as most was the machine's other work."""
+        """Mean seconds of a decoding step of the model: its work depends on how many drafts there were. What took ten
+        times as long as most was the machine's other work and counts as ten times."""
         seconds = [step.finished_at - step.started_at for step in self.decoding]
         most = 10 * statistics.median(seconds)
         return statistics.fmean(min(each, most) for each in seconds)
 
     def against(self, plain: _Measured) -> dict[str, Any]:
-        """E, v and c, and the speed-up that they give, of decoding alone."""
+        """E, v and c, and the speed-up that they give for decoding alone."""
         steps, use, proposing = self.decoding, DraftUse.of(self.decoding), self.proposing
         rows = sum(len(step.rows) for step in steps)
         tokens = sum(map(sum, (step.num_new_tokens for step in steps))) / rows
@@ -288,7 +288,7 @@ class _Measured:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """For a terminal."""
+    """The figures as lines for a terminal."""
     said = []
     for case in found["cases"]:
         said.append(f"{case['workload']}, {case['requests']} requests, plain step {case['plain_step_ms']:.1f} ms")

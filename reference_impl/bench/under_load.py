@@ -58,8 +58,8 @@ OUTPUTS: Mapping[str, Callable[[Floats], Floats]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Point:
-    """At one load. rate: requests per second. wait, ttft, tpot: seconds, by statistic, each over all runs, and the
-    least and the greatest of the runs. running: requests in a step, mean over the time of the steps."""
+    """A load and what it gave. rate: requests per second. wait, ttft, tpot: seconds, by statistic, each over all runs,
+    and the least and the greatest of the runs. running: requests in a step, mean over the time of the steps."""
 
     load: float
     rate: float
@@ -123,7 +123,8 @@ def statistic(values: Floats, name: str) -> float:
 
 
 def saturated(seats: str, arrivals: str, outputs: str, num: int) -> Line:
-    """All requests come at once. What is counted ends in the middle three fifths, when the engine is full."""
+    """A line's figures where all requests come at once. Those that end in the middle three fifths count, when the
+    engine is full."""
     r = run(seats, arrivals, outputs, None, num, SEEDS)
     order = np.argsort(r.latency)  # all came at 0
     middle = order[num // 5 : num - num // 5]
@@ -181,13 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def save(stamp: dict[str, Any], lines: dict[str, Any]) -> None:
-    """A setting on each line of the file."""
+    """Writes the record, a setting on each line of the file."""
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in lines.items())
     RECORD.write_text(f'{{"stamp": {json.dumps(stamp)},\n"lines": {{\n{rows}\n}}}}\n')
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: what is plotted, and not what one processor rounds otherwise than another."""
+    """The value with six significant digits: what is plotted, and not what one processor rounds otherwise than
+    another."""
     if isinstance(value, dict):
         return {name: _rounded(v) for name, v in value.items()}
     if isinstance(value, list | tuple):

@@ -27,7 +27,8 @@ REST_SECONDS = 1.0  # for the end of a body whose answer has ended
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Times are seconds on one clock. token_times: when each chunk with tokens arrived; of several tokens, one time.
+    """What came of a request. Times are seconds on one clock. token_times: when each chunk with tokens arrived; one
+    time for a chunk of several.
 
     num_output_tokens: from the server's usage, or without usage the number of chunks with tokens.
     """
@@ -121,7 +122,7 @@ class Client:
     salt: int = 0
 
     def body(self, request: WorkloadRequest) -> bytes:
-        """The JSON to send. Made before the moment of sending, so that making it delays nothing."""
+        """The JSON to send. It is made before the moment of sending, so that making it delays nothing."""
         salted = replace(request, id=f"{self.salt}:{request.id}", pages=tuple(p ^ self.salt for p in request.pages))
         prompt: list[int] | str
         if self.form.token_ids:
@@ -141,7 +142,7 @@ class Client:
         return json.dumps(content).encode()
 
     async def send(self, request: WorkloadRequest, body: bytes, planned: float) -> Outcome:
-        """Never raises for what the server or the network does: that is an outcome."""
+        """Sends a request. It never raises for what the server or the network does: that is an outcome."""
         now = asyncio.get_running_loop().time
         answer = _Answer()
         sent = now()
@@ -252,7 +253,8 @@ class _Answer:
             self.num_prompt_tokens = int(usage["prompt_tokens"]) if "prompt_tokens" in usage else None
 
     def _choice(self, choice: dict[str, Any], arrived: float) -> None:
-        """A chunk without text has a token too: one that does not complete a character, or a special one.
+        """Notes a choice. A chunk without text has a token too: one that does not complete a character, or a special
+        one.
 
         The chunk that opens a chat has none, and the one that ends an answer may have none: see `tokens`.
         """

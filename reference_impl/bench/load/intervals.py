@@ -47,7 +47,7 @@ def percentile_interval(values: Sequence[float], percent: float) -> Estimate:
 
 
 def _binomial_cdf(n: int, q: float) -> NDArray[np.float64]:
-    """P(B <= k) for k = 0 ... n. By logarithms: at q = 0.99, P(B = 0) is 0 in floats from n = 162 on."""
+    """P(B <= k) for k = 0 ... n, by logarithms: at q = 0.99, P(B = 0) is 0 in floats from n = 162 on."""
     k = np.arange(1, n + 1)
     ratio = np.log((n + 1 - k) / k) + math.log(q / (1 - q))  # of P(B = k) to P(B = k - 1)
     logs = n * math.log1p(-q) + np.concatenate([[0.0], np.cumsum(ratio)])
@@ -57,7 +57,7 @@ def _binomial_cdf(n: int, q: float) -> NDArray[np.float64]:
 def share_interval(hits: int, n: int) -> Estimate:
     """A share hits / n with its 95 % score interval (Wilson 1927), which also holds near 0 and 1.
 
-    ValueError where n is 0.
+    Raises ValueError where n is 0.
     """
     if n < 1:
         raise ValueError("expected at least one request, got none: the share of nothing is not defined")

@@ -86,7 +86,7 @@ class _Loop:
                     await asyncio.sleep(0)  # a long stretch of requests to hold must not hold up those that run
 
     def _release(self, request_id: str) -> None:
-        """Those that come after it, if it has ended."""
+        """Begins the requests that come after this one, if it has ended."""
         if request_id in self.ends:
             for request in self.held.pop(request_id, ()):
                 self.room.release()

@@ -1,4 +1,4 @@
-"""Before a load: the connections, which model there is, and which form of request the server accepts."""
+"""What is found out before a load: connections, which model there is, and which form of request the server accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServerError(Exception):
 
 
 def connect(api_key: str | None = None) -> httpx.AsyncClient:
-    """As many connections as there are requests, and no proxy: a pool that is full would queue in the client."""
+    """A client with a connection for every request, and no proxy: a pool that is full would queue in the client."""
     return httpx.AsyncClient(
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS),
         timeout=None,
@@ -28,7 +28,7 @@ def connect(api_key: str | None = None) -> httpx.AsyncClient:
 
 
 async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
-    """The id of the first model that the server lists. ServerError where it lists none."""
+    """The id of the first model that the server lists. Raises ServerError where it lists none."""
     try:
         response = await http.get(f"{base_url}/v1/models", timeout=30.0)
     except (httpx.RequestError, httpx.InvalidURL) as error:
@@ -82,6 +82,6 @@ def _hinted(what: str, kind: str | None) -> str:
 
 
 def forms(chat: bool, text: bool) -> list[Form]:
-    """From the most telling to one that the plainest server accepts."""
+    """The forms to try, from the most telling to one that the plainest server accepts."""
     every = [Form(chat, ids, eos, usage) for usage in (True, False) for eos in (True, False) for ids in (True, False)]
     return [form for form in every if not (form.token_ids and (chat or text))]

@@ -1,4 +1,4 @@
-"""From outcomes to figures. Definitions of latency and goodput are those of `reference_impl.observe.metrics`."""
+"""The figures of a load, made from outcomes. Latency and goodput are defined in `reference_impl.observe.metrics`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Objectives:
-    """Seconds, both inclusive."""
+    """The objectives, in seconds, both inclusive."""
 
     ttft: float
     tpot: float
@@ -74,9 +74,9 @@ class Report:
 
 
 def report(outcomes: Sequence[Outcome], objectives: Objectives, setup: dict[str, Any] | None = None) -> Report:
-    """Failed requests count: in the number of requests, and as requests that missed the objectives.
+    """A load's report. Failed requests count: in the number of requests, and as requests that missed the objectives.
 
-    ValueError where there is no outcome.
+    Raises ValueError where there is no outcome.
     """
     if not outcomes:
         raise ValueError("expected at least one request, got none: there is nothing to report")

@@ -68,7 +68,8 @@ class Load:
         return f"{self.arrivals or 'its own'} arrivals, {rate}{limit}"
 
     def requests(self) -> Cut:
-        """The workload's requests, endless if it is. ValueError where the workload has no such rate or arrivals."""
+        """The workload's requests, endless if it is. Raises ValueError where the workload has no such rate or
+        arrivals."""
         arrivals = closed_loop(self.concurrency, self.think) if self.is_closed and self.concurrency else self.arrivals
         stream = workload(self.workload, seed=self.seed, rate=self.rate, arrivals=arrivals)
         return Cut(stream, self.max_prompt, self.max_output)
@@ -129,9 +130,9 @@ class Load:
         }  # fmt: skip
 
     async def _warm_up(self, client: Client, requests: Sequence[WorkloadRequest]) -> int:
-        """The first requests of the load with other prompts, so that none of the load's is in a prefix cache.
+        """Sends the first requests of the load with other prompts, so that none of the load's is in a prefix cache.
 
-        Returns how many failed. ServerError where all did.
+        Returns how many failed. Raises ServerError where all did.
         """
         outcomes: list[Outcome] = []
         now = [replace(r, arrival=0.0, after=None, think=0.0) for r in requests]

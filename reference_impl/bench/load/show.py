@@ -77,7 +77,7 @@ def remarks(result: Report) -> list[str]:
 
 
 def _ms(estimate: Estimate) -> str:
-    """value [low, high]; an open end where there are too few values for a limit."""
+    """The estimate as value [low, high]; an open end where there are too few values for a limit."""
     value = f"{estimate.value * 1e3:.1f}"
     if estimate.low is None and estimate.high is None:
         return value

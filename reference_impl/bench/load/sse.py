@@ -24,7 +24,8 @@ class EventStream:
         self._after_cr = False  # a LF that comes first now belongs to it
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The data of each event that this chunk completes. ValueError where one has more than MAX_EVENT_BYTES."""
+        """The data of each event that this chunk completes. Raises ValueError where one has more than
+        MAX_EVENT_BYTES."""
         if not chunk:
             return
         rest_of_crlf = self._after_cr and chunk.startswith(b"\n")

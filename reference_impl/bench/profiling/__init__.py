@@ -17,11 +17,11 @@ def run(
     shape: str | None,
     **options: Any,
 ) -> None:
-    """What `inferlab profile` does: profiles, explains, and writes the timeline. Options are those of LLM.
+    """Profiles, explains, and writes the timeline, for `inferlab profile`. Options are those of LLM.
 
     folder: of the model; None: random weights in `shape`.
 
-    ValueError for what cannot be, OSError for what cannot be read or written.
+    Raises ValueError for what cannot be, OSError for what cannot be read or written.
     """
     import os
 

@@ -19,16 +19,17 @@ _BESIDE = 1 << 20  # added to the engine's process numbers: the profiler uses th
 
 @dataclass(frozen=True)
 class Alignment:
-    """Seconds. error: by how much the offset may be wrong, either way."""
+    """An offset between the clocks, in seconds. error: by how much it may be wrong, either way."""
 
     offset: float
     error: float
 
     @classmethod
     def of(cls, annotations: Sequence[tuple[float, float]], brackets: Sequence[tuple[float, float]]) -> Alignment:
-        """annotations: (start, end) of each step on the profiler's clock; brackets: readings of the engine's around it.
+        """The offset that suits all steps. annotations: (start, end) of each step on the profiler's clock; brackets:
+        readings of the engine's around it.
 
-        ValueError where no offset suits all steps: the clocks do not run alike.
+        Raises ValueError where no offset suits all steps: the clocks do not run alike.
         """
         pairs = list(zip(annotations, brackets, strict=True))
         low = max(before - start for (start, _), (before, _) in pairs)
@@ -41,7 +42,7 @@ class Alignment:
 
 
 def merged(trace: Trace, profiled: dict[str, Any], alignment: Alignment) -> dict[str, Any]:
-    """The engine's steps and requests, and what the profiler saw, as one file for ui.perfetto.dev.
+    """One file for ui.perfetto.dev with the engine's steps and requests, and what the profiler saw.
 
     Times are microseconds from the first event of the engine's trace.
     """

@@ -64,7 +64,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recorded:
-    """calls: in the steps. steps: (start, end) of each. smallest: seconds of an operator that does almost nothing.
+    """A recording. calls: in the steps. steps: (start, end) of each. smallest: seconds of an operator that does almost
+    nothing.
 
     busy: seconds in which the device computed: on a CPU the sum of all calls, on a GPU without counting twice what
     overlaps.
@@ -97,7 +98,7 @@ class Recorded:
         return number, Recorded(calls, [(start, start + min(outside) + busy)], self.smallest, busy)
 
     def entries(self) -> list[Entry]:
-        """Longest first."""
+        """The entries, longest first."""
         found: dict[tuple[str, str | None], Entry] = {}
         for call in self.calls:
             found.setdefault((call.name, call.label), Entry(call.name, call.label)).calls.append(call)
@@ -105,7 +106,8 @@ class Recorded:
 
 
 def read(trace: dict[str, Any], gpu: bool = False) -> Recorded:
-    """gpu: the steps ran on one. ValueError if the trace holds no step, or none of a GPU's kernels."""
+    """What a trace recorded. gpu: the steps ran on one. Raises ValueError where it holds no step, or no kernel of a
+    GPU."""
     slices = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
     nested = _nest([e for e in slices if e.get("cat") in ("cpu_op", "user_annotation", *_RUNTIME)])
     calls = [call for event, call in nested if event["cat"] == "cpu_op"]
@@ -130,7 +132,7 @@ _RUNTIME = ("cuda_runtime", "cuda_driver")
 
 
 def _label(event: dict[str, Any], begins: str = "") -> str | None:
-    """An annotation of ours, without the prefix."""
+    """The label of an annotation of ours, without the prefix."""
     if event["cat"] == "user_annotation" and event["name"].startswith(PREFIX + begins):
         return str(event["name"].removeprefix(PREFIX))
     return None
@@ -176,7 +178,8 @@ _SIZES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int
 
 
 def _inputs(dims: Sequence[Any], kinds: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Shapes and bytes of a number; of a list of tensors, whose type is not recorded, each shape and 0."""
+    """Shapes and bytes of a number of each input; for a list of tensors, whose type is not recorded, each shape and
+    0."""
     found: list[tuple[tuple[int, ...], int]] = []
     for shape, kind in zip(dims, kinds, strict=True):
         is_list = bool(shape) and isinstance(shape[0], list)

@@ -56,8 +56,8 @@ _REPLAYED = "submit"  # the part of the engine that launches a graph; launched o
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured in the same run. bandwidth: bytes per second of a copy, read and written; rate: FLOP/s of a product;
-    smallest: seconds of an operator on one number; multiplies: the dtype of the rate."""
+    """Limits measured in the same run. bandwidth: bytes per second of a copy, read and written; rate: FLOP/s of a
+    product; smallest: seconds of an operator on one number; multiplies: the dtype of the rate."""
 
     bandwidth: float
     rate: float
@@ -67,7 +67,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Per step. flops and bytes None: the theory here has no count for them."""
+    """What an entry is and needs, per step. flops and bytes None: the theory here has no count for them."""
 
     what: str
     calls: float
@@ -85,7 +85,8 @@ class Explanation:
 
 
 def kind_of(entry: Entry) -> str:
-    """product, attention, gather, ..., by the name first and then by the part of the model; "" if it is none."""
+    """An entry's kind: product, attention, gather, ..., by the name first and then by the part of the model; else
+    ""."""
     for beginning, kind in OURS.items():
         if entry.name.startswith(beginning):
             return kind

@@ -32,7 +32,7 @@ def products(model: Any) -> dict[str, list[Linear]]:
 
 @contextlib.contextmanager
 def labelled(engine: Engine) -> Iterator[None]:
-    """Labels on an engine's parts, taken off at the end."""
+    """Puts labels on an engine's parts; they are taken off at the end."""
     model, executor = engine.model, engine.executor
     fusion = model.fusion if isinstance(model, FusedDecoder) else None
     sampler = executor.sampler if isinstance(executor, LocalExecutor) else None
@@ -67,7 +67,7 @@ def labelled(engine: Engine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shadowed(part: Any, name: str, label: str | None) -> Iterator[None]:
-    """`part.name` runs under the label; None: under its first argument, which names the product."""
+    """Makes `part.name` run under the label; None: under its first argument, which names the product."""
     own, original = name in vars(part), getattr(part, name)
     vars(part)[name] = _named(original, label)
     try:

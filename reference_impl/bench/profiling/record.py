@@ -29,8 +29,8 @@ WARM_STEPS = 3
 
 @dataclass(frozen=True)
 class Profile:
-    """recorded: on a GPU all steps that were profiled, on a CPU one (Recorded.undisturbed). rows: of these steps.
-    plain_seconds: of a step without the profiler. file: torch's Chrome trace of all.
+    """A profile. recorded: on a GPU all steps that were profiled, on a CPU one (Recorded.undisturbed). rows: of these
+    steps. plain_seconds: of a step without the profiler. file: torch's Chrome trace of all.
     """
 
     recorded: Recorded
@@ -42,14 +42,14 @@ class Profile:
 
     @property
     def step_seconds(self) -> float:
-        """Mean, under the profiler."""
+        """Mean seconds of a step under the profiler."""
         return statistics.mean(end - start for start, end in self.recorded.steps)
 
 
 def record(engine: Engine, phase: Phase, batch: int, context: int, steps: int) -> Profile:
     """Profiles `steps` steps in which `batch` requests decode after `context` tokens, or prefill that many.
 
-    ValueError where that many do not fit into a step or into the cache.
+    Raises ValueError where that many do not fit into a step or into the cache.
     """
     machine = measure(engine.model.device, engine.model.dtype)
     gpu = engine.model.device.type == "cuda"
@@ -119,7 +119,7 @@ class _Load:
             self.engine.add(prompt, sampling)
 
     def prepare(self) -> None:
-        """Before a step: new prompts, if prefill is profiled."""
+        """Makes ready for a step: new prompts, if prefill is profiled."""
         if self.phase == "prefill":
             self._add(1)
 
@@ -168,7 +168,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
 
 
 def _seconds(run: Callable[[], Any], device: torch.device, rounds: int = 7) -> float:
-    """The shortest of several runs, after one to warm up."""
+    """Seconds of the shortest of several runs, after one to warm up."""
     run()
     return min(_timed(run, device) for _ in range(rounds))
 
@@ -188,7 +188,7 @@ def _timed(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def smallest_operators(device: torch.device, count: int = 50) -> None:
-    """Operators on one number, for the profiler to see what one costs at least."""
+    """Runs operators on one number, for the profiler to see what one costs at least."""
     one = torch.zeros(1, device=device)
     with record_function(PREFIX + SMALLEST):
         for _ in range(count):

@@ -86,5 +86,5 @@ def _attention(c: Any, steps: Sequence[Sequence[Row]], size: int, kv_itemsize: f
 
 
 def _stored(params: Mapping[str, Tensor]) -> float:
-    """Bytes; a tensor in oneDNN's layout does not report them itself."""
+    """Bytes of parameters; a tensor in oneDNN's layout does not report them itself."""
     return sum(t.numel() * t.itemsize for t in params.values() if isinstance(t, Tensor))
