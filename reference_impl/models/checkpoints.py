@@ -11,12 +11,12 @@ from reference_impl.models.json_file import read_object
 
 
 def is_gguf(model: str | Path) -> bool:
-    """By its name: a file x.gguf."""
+    """Whether a path is a GGUF file, by its name: x.gguf."""
     return str(model).endswith(".gguf") and not Path(model).is_dir()
 
 
 def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
-    """Of a folder, as `read_model_config` does, or of a GGUF file."""
+    """The config of a folder, as `read_model_config` reads it, or of a GGUF file."""
     if not is_gguf(model):
         return read_model_config(model, quantized)
     from reference_impl.models.gguf_file import GgufFile
@@ -26,6 +26,6 @@ def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Whether config.json says so. ConfigError if it cannot be read."""
+    """Whether config.json says that the model is quantized. Raises ConfigError if it cannot be read."""
     path = folder / "config.json"
     return path.is_file() and bool(read_object(path, ConfigError, MOST_BYTES).get("quantization_config"))

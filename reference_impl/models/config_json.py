@@ -37,8 +37,8 @@ MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
 
 def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
-    """Reads `config.json` of a Hugging Face folder; for the end tokens also `generation_config.json`, and as vLLM does
-    the tokenizer's own eos_token, which ends an answer beside those, or where these files say null.
+    """Reads `config.json` of a Hugging Face folder, and for the end tokens also `generation_config.json`. Like vLLM it
+    adds the tokenizer's own eos_token, which ends an answer beside those, or where these files say null.
 
     quantized: whether it may say quantization_config, since the weights will be read by a LinearMethod made for them.
     """
@@ -62,8 +62,8 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
 
 
 def _ends_of_tokenizer(folder: Path) -> list[int]:
-    """The id of the eos_token that the tokenizer's files name; none where a file is missing or broken, which who loads
-    the tokenizer says."""
+    """The id of the eos_token that the tokenizer's files name; none where a file is missing or broken, which loading
+    the tokenizer reports."""
     try:
         end, listed = special_tokens(folder).named.get("eos_token"), read_config(folder / CONFIG).get(LISTED)
     except (OSError, ValueError):
@@ -200,7 +200,7 @@ def _activation(get: Reader, family: Family) -> Literal["silu", "gelu_tanh"]:
 
 
 def _layer_windows(get: Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Which layers have the sliding window; each family says it in another way."""
+    """The sliding window of each layer, None where it has none; each family says it in another way."""
     if family.model_type in ("llama", "gemma", "olmo2", "stablelm"):
         return (None,) * num_layers
     window = get.optional_integer("sliding_window", family.window)

@@ -17,7 +17,8 @@ class ConfigError(ValueError):
 
 
 class Reader:
-    """where: the file, as errors call it. A default stands for a field that is left out (None: it must be there)."""
+    """Reads fields of a config. where: the file, as errors call it. A default stands for a field that is left out
+    (None: it must be there)."""
 
     def __init__(self, raw: dict[str, Any], where: str):
         self.raw, self.where = raw, where
@@ -26,7 +27,7 @@ class Reader:
         return ConfigError(f"{self.where}: {name}: expected {expected}, found {shown(found)}")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """From 1 to MOST, or what _MOST_OF says; null is the default too."""
+        """An integer from 1 to MOST, or to what _MOST_OF says; null is the default too."""
         value = self.raw.get(name, default)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -36,13 +37,13 @@ class Reader:
         return value
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
-        """As `integer`, or None where the field is null, or left out without a default."""
+        """An integer as in `integer`, or None where the field is null, or left out without a default."""
         if self.raw.get(name, default) is None:
             return None
         return self.integer(name, default)
 
     def count(self, name: str, default: int) -> int:
-        """At least 0; null is the default."""
+        """An integer of at least 0; null is the default."""
         value = self.raw.get(name)
         return 0 if type(value) is int and value == 0 else self.integer(name, default)
 
@@ -53,7 +54,7 @@ class Reader:
         return default if value is None else value
 
     def number(self, name: str, default: float | None = None, raw: Mapping[str, Any] | None = None) -> float:
-        """From 1e-30 to 1e30, which float32 holds. raw: the object that holds the field, if not the config itself."""
+        """A number from 1e-30 to 1e30, which float32 holds. raw: the object that has the field, if not the config."""
         value = (self.raw if raw is None else raw).get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self.error(name, "a positive number", value)
@@ -62,7 +63,7 @@ class Reader:
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
-        """As `number`, or None where the field is null, or left out without a default."""
+        """A number as in `number`, or None where the field is null, or left out without a default."""
         if self.raw.get(name, default) is None:
             return None
         return self.number(name, default)
@@ -76,7 +77,7 @@ class Reader:
         return choices[value]
 
     def indices(self, name: str, end: int) -> frozenset[int]:
-        """A list of integers from 0 to end - 1; null is none."""
+        """The integers of a list, from 0 to end - 1; null is none."""
         value = self.raw.get(name)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(type(i) is int and 0 <= i < end for i in value):
@@ -84,7 +85,7 @@ class Reader:
         return frozenset(value)
 
     def token_ids(self, name: str, generation: Mapping[str, Any]) -> tuple[int, ...]:
-        """One id, several, or none; generation_config.json has the last word."""
+        """Token ids, one, several, or none; generation_config.json has the last word."""
         value = generation.get(name, self.raw.get(name))
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= MOST for i in ids):
@@ -93,7 +94,7 @@ class Reader:
         return tuple(ids)
 
     def refuse(self, name: str, allowed: tuple[object, ...], expected: str) -> None:
-        """Error if the field is there, not null, and none of `allowed`."""
+        """Raises ConfigError if the field is there, not null, and none of `allowed`."""
         value = self.raw.get(name)
         if value is not None and value not in allowed:
             raise self.error(name, expected, value)

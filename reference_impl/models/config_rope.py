@@ -62,7 +62,8 @@ def _rope(get: Reader, rope: dict[str, Any], theta: float) -> RopeConfig:
 
 
 def _phi3_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -> RopeConfig:
-    """Phi-3 may rotate a part of each head only, and has LongRoPE (Ding et al. 2024), which it once called su."""
+    """The rotary embedding of Phi-3, which may rotate a part of each head only, and has LongRoPE (Ding et al. 2024),
+    which it once called su."""
     given = {name: value for name, value in rope.items() if value is not None}
     partial = _partial(get, given, head_dim, 1.0)
     rotated = int(head_dim * partial)
@@ -98,7 +99,7 @@ def _stablelm_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: in
 
 
 def _partial(get: Reader, given: dict[str, Any], head_dim: int, default: float) -> float:
-    """Which share of each head is rotated."""
+    """The share of each head that is rotated."""
     partial = given.get("partial_rotary_factor", get.raw.get("partial_rotary_factor"))
     partial = default if partial is None else get.number("partial_rotary_factor", partial, {})
     rotated = int(head_dim * partial)

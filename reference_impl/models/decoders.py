@@ -9,7 +9,7 @@ Kind = tuple[type[Decoder], type[DecoderLayer]]
 
 
 def kind_of(config: ModelConfig) -> Kind:
-    """(the class of the model, the class of its layers)."""
+    """(the class of a config's model, the class of its layers)."""
     name = config.architecture
     if name in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
         from reference_impl.models.moe import ExpertsLayer

@@ -19,7 +19,7 @@ from reference_impl.kernels import reference
 
 
 class GemmaLayer(DecoderLayer):
-    """Norms of 1 + weight; the loader stores that sum."""
+    """A layer with norms of 1 + weight; the loader stores that sum."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -29,7 +29,7 @@ class GemmaLayer(DecoderLayer):
 
 
 class Gemma2Layer(GemmaLayer):
-    """Also Gemma 3's: x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+    """A layer of Gemma 2 or 3: x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -47,7 +47,7 @@ class Gemma2Layer(GemmaLayer):
         return x + norm(h, self.mlp_output_norm, eps)
 
     def norms(self) -> dict[str, Tensor]:
-        """Here post_attention_layernorm is another one than Llama's."""
+        """The norms by name. post_attention_layernorm is another one here than in a Llama."""
         return super().norms() | {
             "post_attention_layernorm.weight": self.attention_output_norm,
             "pre_feedforward_layernorm.weight": self.mlp_norm,
@@ -75,5 +75,5 @@ class GemmaDecoder(Decoder):
 
 
 def widened(norm: Tensor) -> Tensor:
-    """1 + w is no number of bfloat16 for a small w, so such norms are kept, and computed, in float32 at least."""
+    """The norm in float32 at least, as it is kept and computed: for a small w, 1 + w is no number of bfloat16."""
     return norm.to(torch.promote_types(norm.dtype, torch.float32))

@@ -44,7 +44,7 @@ _LONGEST = 1 << 26  # bytes of a string: a tokenizer.json of a large vocabulary 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: as torch has it, [out, in]. kind: "F32", "Q4_K", ... start, size: in bytes, in the file."""
+    """A tensor. shape: as torch has it, [out, in]. kind: "F32", "Q4_K", ... start, size: in bytes, in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,8 +54,8 @@ class GgufTensor:
 
 
 class GgufFile:
-    """metadata: {name: number, string, or list of them}; tensors: {name: where it is}. CheckpointError for a file that
-    is cut off, damaged, or of a kind that is not read."""
+    """A GGUF file that was read. metadata: {name: number, string, or list of them}; tensors: {name: where it is}.
+    Raises CheckpointError for a file that is cut off, damaged, or of a kind that is not read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -126,7 +126,7 @@ class GgufFile:
         return name, shape, known, offset
 
     def raw(self, name: str) -> Tensor:
-        """A tensor's own bytes: of floats their dtype [shape], of blocks uint8 [..., bytes of a row]. A copy."""
+        """A copy of a tensor's own bytes: of floats their dtype [shape], of blocks uint8 [..., bytes of a row]."""
         tensor = self.tensors[name]
         with self.path.open("rb") as file:
             file.seek(tensor.start)
@@ -161,7 +161,7 @@ class _Cursor:
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(form)))[0]
 
     def count(self, asked: int, least: int) -> int:
-        """asked, if so many things of `least` bytes or more fit in the rest."""
+        """`asked`, if so many things of `least` bytes or more fit in the rest."""
         if asked * least > len(self.data) - self.place:
             raise self.error(f"expected {asked:,} entries at {self.place:,}, which do not fit in the rest of the file")
         self.entries += asked

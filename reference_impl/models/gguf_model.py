@@ -43,7 +43,8 @@ _FLOAT_FIELDS = ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.sca
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:
-    """ConfigError for an architecture that is not read, and for what would change the numbers."""
+    """A file's config. Raises ConfigError for an architecture that is not read, and for what would change the
+    numbers."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise _error(file, "general.architecture", " or ".join(ARCHITECTURES), architecture)
@@ -76,7 +77,8 @@ def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigErr
 
 
 def _ends(file: GgufFile) -> list[int]:
-    """What the file names, and what llama.cpp finds by its text: a template may end turns with any of these."""
+    """The end tokens that the file names, and those that llama.cpp finds by their text: a template may end turns with
+    any of these."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     named = [*(file.metadata[name] for name in names if name in file.metadata), *ends_between_files(file).values()]
     found = [*named, *ends_by_text(file).values()]
@@ -93,7 +95,7 @@ def _scaling(file: GgufFile, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(file: GgufFile, fields: dict[str, Any], config: ModelConfig) -> None:
-    """What would change the numbers and is not computed."""
+    """Raises ConfigError for what would change the numbers and is not computed."""
     expected: dict[str, tuple[object, ...]] = {
         "rope.dimension_count": (config.head_dim,), "attention.value_length": (config.head_dim,), "expert_count": (0,),
         "attention.sliding_window": (0,), "attention.causal": (True,),
@@ -105,7 +107,7 @@ def _refuse(file: GgufFile, fields: dict[str, Any], config: ModelConfig) -> None
 
 
 def _rope(file: GgufFile, config: ModelConfig) -> RopeConfig:
-    """With the factors of the file, if it has some: they are those of LongRoPE's form."""
+    """The rotary embedding, with the factors of the file, if it has some: they are those of LongRoPE's form."""
     if _FACTORS not in file.tensors:
         return config.rope
     factors = file.raw(_FACTORS).float()
@@ -130,7 +132,7 @@ def their_name(name: str) -> str | None:
 
 
 def gguf_layouts(file: GgufFile) -> LayoutOf:
-    """Of each matrix, by Hugging Face's name."""
+    """The layout of each matrix, by Hugging Face's name."""
     kinds = {their_name(tensor.name): tensor.kind for tensor in file.tensors.values()}
 
     def layout_of(name: str) -> GgufBlocks | None:
@@ -157,7 +159,7 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> Iterator[tuple[Path, st
 
 
 def _decoded(file: GgufFile, tensor: GgufTensor, data: Tensor) -> Tensor:
-    """float32 [shape] of blocks that no layer keeps as they lie there: an embedding's, or a norm's."""
+    """The numbers of blocks, float32 [shape], for what no layer keeps as it lies there: an embedding, or a norm."""
     try:
         check_blocks(data, tensor.kind)
     except ValueError as wrong:

@@ -48,8 +48,8 @@ _CONTROL, _USER = 3, 4  # types of tokens: one that is never written as text, an
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """ConfigError for one that is not known. Where a tokenizer.json lies beside the file, it is taken instead of parts
-    that are not."""
+    """The tokenizer of a file. Raises ConfigError for one that is not known. A tokenizer.json beside the file is taken
+    where the file has only parts, and these are not known."""
     data, beside = file.metadata, file.path.parent / "tokenizer.json"
     if isinstance(whole := data.get("tokenizer.huggingface.json"), str):
         return _whole(whole, file.path)
@@ -90,12 +90,12 @@ def _list(file: GgufFile, name: str, kind: type, length: int | None = None) -> l
 
 
 def _tokens(file: GgufFile) -> list[str]:
-    """An empty one has the name that llama.cpp gives it."""
+    """The tokens of the file. An empty one has the name that llama.cpp gives it."""
     return [token or f"[EMPTY_{i}]" for i, token in enumerate(_list(file, "tokens", str))]
 
 
 def _vocabulary(file: GgufFile) -> dict[str, int]:
-    """The tokens' places. ConfigError for tokens that are there twice, or are long beyond any vocabulary's."""
+    """The tokens' places. Raises ConfigError for tokens that are there twice, or are long beyond any vocabulary's."""
     tokens = _tokens(file)
     found = {token: i for i, token in enumerate(tokens)}
     if wrong := next((token for token in tokens if len(token) > _LONGEST), None):
@@ -110,7 +110,7 @@ def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigErr
 
 
 def _bytes(file: GgufFile, pre: str) -> Tokenizer:
-    """BPE of bytes, as GPT-2's: merges are written as two tokens and a space."""
+    """A tokenizer with BPE of bytes, like GPT-2's: merges are written as two tokens and a space."""
     vocabulary, merges = _vocabulary(file), [merge.split(" ") for merge in _list(file, "merges", str)]
     for merge in merges:
         if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
@@ -124,7 +124,8 @@ def _bytes(file: GgufFile, pre: str) -> Tokenizer:
 
 
 def _sentencepiece(file: GgufFile) -> Tokenizer:
-    """The pair that is merged first is that whose token has the highest score: so merges are in the order of scores."""
+    """A tokenizer like SentencePiece's BPE: the pair whose token has the highest score is merged first, so merges are
+    in the order of scores."""
     vocabulary = _vocabulary(file)
     tokens = list(vocabulary)
     scores = _list(file, "scores", float, len(tokens))
@@ -166,7 +167,7 @@ def ends_by_text(file: GgufFile) -> dict[str, int]:
 
 
 def ends_between_files(file: GgufFile) -> dict[str, int]:
-    """Ids that the file names for what stands between files of code; llama.cpp leaves out one that no token has."""
+    """The ids that the file names for what stands between files of code; llama.cpp leaves out one that no token has."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     found = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _BETWEEN_FILES}
     most = len(tokens) if isinstance(tokens, list) else 0
@@ -190,7 +191,7 @@ def _add_special(made: Tokenizer, file: GgufFile) -> None:
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
-    """What a chat template may name: {"bos_token": ...}."""
+    """The special tokens that a chat template may name: {"bos_token": ...}."""
     tokens, found = file.metadata.get("tokenizer.ggml.tokens"), {}
     for name, field in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         place = file.metadata.get(f"tokenizer.ggml.{field}_token_id")

@@ -1,4 +1,4 @@
-"""The folder of a model: one that is here, or by an id of Hugging Face's hub (org/name) what is fetched from there."""
+"""The folder of a model: one that is here, or for an id of Hugging Face's hub (org/name) what is fetched from there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_hub_id(model: str | Path) -> bool:
 def model_folder(model: str | Path) -> Path:
     """The path itself, or the folder of a hub's model: from the hub's cache on this machine, or fetched into it.
 
-    FileNotFoundError where it is not in the cache and cannot be fetched. Of any other path nothing is checked here.
+    Raises FileNotFoundError where it is not in the cache and cannot be fetched. Any other path is not checked here.
     """
     if not is_hub_id(model):
         return Path(model)

@@ -1,8 +1,8 @@
 """Which weights a model has: a hash that is the same in every process that loads them, whatever it makes of them.
 
-Of a checkpoint it covers the tensors as they are stored: names, dtypes, shapes, bytes. They are cut into chunks of a
-fixed size, each is read once, and the chunks' hashes are combined in the order of the tensors' names: so it does not
-matter who hashes which chunk, nor how a checkpoint is cut into files.
+For a checkpoint it covers the tensors as they are stored: names, dtypes, shapes, bytes. They are cut into chunks of a
+fixed size, each is read once, and the chunks' hashes are combined in the order of the tensors' names: so the result
+does not depend on which process hashes which chunk, nor on how a checkpoint is cut into files.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Checkpoint:
 
     @cached_property
     def weights(self) -> str:
-        """64 hexadecimal digits; all weights are read for them, when they are first asked for. CheckpointError for
-        files that cannot be read."""
+        """The hash of the weights, 64 hexadecimal digits; all weights are read for it, when it is first asked for.
+        Raises CheckpointError for files that cannot be read."""
         return hashlib.sha256(f"{stored_hash(stored_tensors(self.path))} {self.made}".encode()).hexdigest()
 
 
 def weights_of(model: Decoder) -> str:
-    """64 hexadecimal digits, of the checkpoint that a model was loaded from, or else of its tensors in memory. Who
-    changes a model after it was loaded sets `checkpoint` to None."""
+    """The hash of the checkpoint that a model was loaded from, or else of its tensors in memory, 64 hexadecimal digits.
+    Code that changes a model after it was loaded sets `checkpoint` to None."""
     checkpoint = getattr(model, "checkpoint", None)
     if isinstance(checkpoint, Checkpoint):
         return checkpoint.weights
@@ -75,7 +75,7 @@ def stored_hash(tensors: Iterable[Stored]) -> str:
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """Of a Hugging Face folder or a GGUF file, from headers alone."""
+    """The tensors of a Hugging Face folder or a GGUF file, from headers alone."""
     if is_gguf(path):
         from reference_impl.models.gguf_file import GgufFile
 
@@ -112,7 +112,7 @@ def _chunk(tensor: Stored, at: int) -> bytes:
 
 
 def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """All that products and norms read, by names that another process gives them, too."""
+    """Yields all that products and norms read, by names that another process gives them, too."""
     yield "embedding", model.embedding
     if model.lm_head is not None and not model.lm_head.is_meta:
         yield "lm_head", model.lm_head

@@ -12,7 +12,7 @@ _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxlon
 
 
 def shown(value: object) -> str:
-    """What was found, for an error: of what is long or deep only the beginning."""
+    """A value as text for an error: of what is long or deep only the beginning."""
     return _SHORT.repr(value)
 
 

@@ -56,7 +56,8 @@ def _not_used(_: Tensor) -> None:
 
 
 def finish(model: Decoder) -> None:
-    """All weights are there: each linear layer may bring them into the form that it computes with."""
+    """Finishes a model whose weights are all there: each linear layer may bring them into the form that it computes
+    with."""
     for linear in all_linears(model):
         linear.method.finish(linear.params)
 
@@ -76,8 +77,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names. They are in its folder: a name that leads out of it is refused, since who made the
-    index may be a stranger. A link in the folder may lead anywhere, as it does in Hugging Face's cache."""
+    """The files that an index names. They are in its folder: a name that leads out of it is refused, since the index
+    may come from a stranger. A link in the folder may lead anywhere, as it does in Hugging Face's cache."""
     table = read_object(index, CheckpointError, _INDEX_BYTES).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise CheckpointError(f"{index}: weight_map: expected an object {{tensor: file name}}, found {shown(table)}")
@@ -93,8 +94,8 @@ def _shards(index: Path) -> list[str]:
 
 
 class NoHead:
-    """Of a decoder that was saved without its lm_head, which is no copy of the embedding: it has hidden states only.
-    Its logits are NaN, so a request that asks for tokens all the same ends with an error, and no other does."""
+    """The head of a decoder that was saved without its lm_head, where this is no copy of the embedding: it has hidden
+    states only. Its logits are NaN, so only a request that asks for tokens all the same ends with an error."""
 
     def __init__(self, model: Decoder):
         self.vocab_size = model.config.vocab_size
@@ -105,13 +106,13 @@ class NoHead:
 
 
 def whole_name(name: str) -> str:
-    """A tensor's, or layer's, name in a whole model: a decoder saved without its lm_head has no `model.` in names."""
+    """The name of a tensor or layer in a whole model: a decoder saved without its lm_head has no `model.` in names."""
     return f"model.{name}" if name.partition(".")[0] in ("layers", "embed_tokens", "norm") else name
 
 
 def is_decoder_alone(folder: Path) -> bool:
     """Whether a folder of safetensors is of a decoder saved without its lm_head: there is none, and tensors are named
-    as such a decoder's, or config.json names its class."""
+    like such a decoder's, or config.json names its class."""
     names: list[str] = []
     for file in weight_files(folder):
         with contextlib.suppress(SafetensorError, OSError), safe_open(file, framework="pt") as handle:
@@ -166,7 +167,7 @@ def _parts(linear: Linear) -> dict[str, Destination]:
 
 
 def part_tensors(linear: Linear, part: str) -> Mapping[str, TensorSpec]:
-    """What a checkpoint has of a part of a linear layer, by the last word of the tensor's name."""
+    """The tensors that a checkpoint has for a part of a linear layer, by the last word of the tensor's name."""
     rows, method = linear.parts[part], linear.method
     if isinstance(method, NamesTensorsOfParts):
         found = method.tensors_of(part, linear.in_features, rows, linear.has_bias)
@@ -181,7 +182,7 @@ def part_tensors(linear: Linear, part: str) -> Mapping[str, TensorSpec]:
 
 
 def _check_named(found: object, where: str) -> None:
-    """TypeError unless a method has named tensors as `NamesTensors` says."""
+    """Raises TypeError unless a method has named tensors as `NamesTensors` says."""
     if not isinstance(found, Mapping):
         raise TypeError(f"{where}: expected {{name: TensorSpec(shape, dtypes)}}, got {found!r}")
     for name, spec in found.items():
@@ -200,7 +201,7 @@ def _whole(target: Tensor) -> Destination:
 
 
 def _norm(target: Tensor, plus_one: bool) -> Destination:
-    """Weight or bias of a norm, one for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
+    """A norm's weight or bias, one for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
 
     def store(tensor: Tensor) -> None:
         target.copy_((tensor.to(target.dtype) + plus_one).expand_as(target))
@@ -214,7 +215,7 @@ def fill(
     files: list[Path],
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
 ) -> None:
-    """others: see `store`."""
+    """Fills the model from files by the table. others: see `store`."""
     head: list[Tensor] = []
     ignored: dict[str, Callable[[Tensor], object]] = dict(others or {})
     if model.lm_head is None:  # tied, and stored once more
@@ -234,8 +235,9 @@ def store(
     what: str,
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
 ) -> None:
-    """Each tensor of the files goes where the table says. dtype: in which they are loaded. what: has these tensors.
-    others: tensors that there may be. CheckpointError if one is missing, unknown, there twice, or does not fit."""
+    """Puts each tensor of the files where the table says. dtype: in which they are loaded. what: has these tensors.
+    others: tensors that there may be. Raises CheckpointError if one is missing, unknown, there twice, or does not
+    fit."""
     store_tensors(table, _tensors(files), ", ".join(map(str, files)), dtype, what, others)
 
 
@@ -247,8 +249,8 @@ def store_tensors(
     what: str,
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
 ) -> None:
-    """`store`, of tensors that are read already: (file, name, tensor). where: all files, for the error that one is
-    missing."""
+    """Like `store`, for tensors that are read already: (file, name, tensor). where: all files, for the error that one
+    is missing."""
     missing = dict.fromkeys(table)
     spare: Mapping[str, Callable[[Tensor], object]] = others or {}
     for file, name, tensor in tensors:
@@ -290,7 +292,8 @@ def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:
 
 
 def _check_finite(tensor: Tensor, dtype: torch.dtype, where: str) -> None:
-    """Also where numbers are too large for the dtype that the model is loaded in. A sum is finite if its terms are."""
+    """Raises CheckpointError for numbers that are not finite, also in the dtype that the model is loaded in. A sum is
+    finite if its terms are."""
     if tensor.dtype not in FLOATS:
         return
     narrow = dtype if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max else tensor.dtype

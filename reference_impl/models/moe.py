@@ -21,14 +21,14 @@ from reference_impl.core.model_config import ExpertsConfig, ModelConfig
 
 
 class Experts(Protocol):
-    """All experts of a layer."""
+    """All experts of a layer, as one function."""
 
     def __call__(self, rows: Tensor, offsets: Tensor) -> Tensor:
         """rows and offsets as `reference.grouped_gemm` takes them -> as many rows."""
         ...
 
     def parts(self) -> dict[str, Tensor]:
-        """{"experts.3.up_proj", as the checkpoint calls it: where that matrix lies} of what stands in no `Linear`."""
+        """What stands in no `Linear`, by its name in the checkpoint: {"experts.3.up_proj": where that matrix lies}."""
         ...
 
 
@@ -55,7 +55,7 @@ class ExpertsLayer(DecoderLayer):
 
 
 class MixtureOfExperts(nn.Module):
-    """x [num_tokens, hidden_size] -> the same shape. Stands where a layer's MLP would.
+    """A mixture of experts, which stands where a layer's MLP would: x [num_tokens, hidden_size] -> the same shape.
 
     prefix: what stands before the names of its tensors in the checkpoint, such as "model.layers.3.mlp.".
     """
@@ -82,7 +82,7 @@ class MixtureOfExperts(nn.Module):
         return {"gate": self.router, **self.experts.parts()}
 
     def num_parameters(self) -> int:
-        """Those that stand in no linear layer."""
+        """Parameters that stand in no linear layer."""
         return sum(weight.numel() for weight in self.tensors().values())
 
 
@@ -114,7 +114,7 @@ class SeparateExperts(nn.ModuleList):
 
 
 def expert_names(config: ModelConfig) -> tuple[str, str, str]:
-    """Of an expert's gate, up and down in the checkpoint."""
+    """Names of an expert's gate, up and down in the checkpoint."""
     return ("w1", "w3", "w2") if _is_mixtral(config) else ("gate_proj", "up_proj", "down_proj")
 
 
@@ -145,10 +145,10 @@ def route(logits: Tensor, experts_per_token: int, renormalise: bool) -> tuple[Te
 
 
 def group_by_expert(experts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorts (token, choice) pairs by expert, a token before later ones; the host learns nothing of it.
+    """Sorts (token, choice) pairs by expert, a token before later ones; the host does not learn the result.
 
-    experts [num_tokens, k]; numbers: 0 ... num_experts. -> (order [num_tokens * k]: indices token * k + choice;
-    offsets [num_experts + 1] int32: expert e's are order[offsets[e] : offsets[e + 1]]).
+    experts [num_tokens, k]; numbers: 0 ... num_experts. -> (order [num_tokens * k]: indices token * k + choice; offsets
+    [num_experts + 1] int32: expert e's are order[offsets[e] : offsets[e + 1]]).
     """
     grouped, order = experts.flatten().sort(stable=True)
     return order, torch.searchsorted(grouped, numbers, out_int32=True)

@@ -22,7 +22,7 @@ def sampling_defaults(model: Path | None, choice: str) -> dict[str, Any]:
     """Fields of SamplingParams for requests that do not say them; what they are is logged. {} for a model without the
     file, and for choice "vllm".
 
-    model: a folder; a GGUF file has none. ValueError for another choice, ConfigError for a value that cannot be.
+    model: a folder; a GGUF file has none. Raises ValueError for another choice, ConfigError for a value that cannot be.
     """
     if choice not in CHOICES:
         raise ValueError(f"generation_config: expected {' or '.join(map(repr, CHOICES))}, got {choice!r}")

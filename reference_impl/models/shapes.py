@@ -51,7 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def config_of_shape(shape: Shape) -> ModelConfig:
-    """A name of SHAPES, fields as in a config.json, or a ModelConfig as it is."""
+    """The config of a name of SHAPES, of fields as in a config.json, or of a ModelConfig, which it returns as it is."""
     if isinstance(shape, ModelConfig):
         return shape
     if isinstance(shape, Mapping):
@@ -62,7 +62,7 @@ def config_of_shape(shape: Shape) -> ModelConfig:
 
 
 def fill_with_random_numbers(model: Decoder, seed: int = 0) -> None:
-    """Weights made where they will lie, one matrix of the checkpoint at a time: see `_deviation`; norms are 1, biases
+    """Fills weights where they will lie, one matrix of the checkpoint at a time: see `_deviation`; norms are 1, biases
     0. A tensor's numbers depend on its name, the seed, the dtype and the kind of device, not on how weights are stored
     or multiplied."""
     config, random = model.config, torch.Generator(model.device)
@@ -78,9 +78,10 @@ def fill_with_random_numbers(model: Decoder, seed: int = 0) -> None:
 
 
 def _deviation(name: str, in_features: int, config: ModelConfig) -> float:
-    """1 / sqrt(in) makes outputs of size 1. What is added to the residual stream is smaller by sqrt(2 layers), as GPT-2
-    begins (Radford et al. 2019), and an input embedding that is not the output's too is 1: so tokens stay different
-    through all layers, and with them their experts, which are used alike as in a model that was trained to that end.
+    """The standard deviation of a matrix's numbers. 1 / sqrt(in) makes outputs of size 1. What is added to the residual
+    stream is smaller by sqrt(2 layers), as GPT-2 begins (Radford et al. 2019), and an input embedding that is not the
+    output's too is 1: so tokens stay different through all layers, and with them their experts, which are used alike as
+    in a model that was trained to that end.
     """
     if name == "model.embed_tokens.weight" and not config.tied_embeddings:
         return 1.0

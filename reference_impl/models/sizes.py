@@ -13,8 +13,7 @@ _SMALL = 64 << 20  # bytes that are taken in any case
 
 
 def least_weights(config: ModelConfig) -> tuple[int, int]:
-    """Of embedding and output, and of all matrices of the layers: how many numbers there are, biases and norms left
-    out."""
+    """How many numbers embedding and output have, and all matrices of the layers, biases and norms left out."""
     hidden, experts = config.hidden_size, config.experts
     embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
     attention = 2 * hidden * config.head_dim * (config.num_heads + config.num_kv_heads)
@@ -26,7 +25,7 @@ def least_weights(config: ModelConfig) -> tuple[int, int]:
 
 
 def check_sizes(config: ModelConfig, folder: Path, files: Sequence[Path], packed: bool) -> None:
-    """ConfigError where the config's sizes are far beyond what the files can hold.
+    """Raises ConfigError where the config's sizes are far beyond what the files can hold.
 
     packed: the layers' matrices may be of few bits, so they are counted with one bit for each number, not 16.
     """

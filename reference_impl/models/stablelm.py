@@ -49,6 +49,6 @@ def with_bias(norm: Tensor) -> Tensor:
 
 
 def by_name(norms: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights and biases apart, as a checkpoint has them."""
+    """Weights and biases apart, by their names in a checkpoint."""
     biases = {name.removesuffix("weight") + "bias": norm[1] for name, norm in norms.items()}
     return {name: norm[0] for name, norm in norms.items()} | biases

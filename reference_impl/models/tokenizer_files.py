@@ -23,18 +23,18 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class SpecialTokens(NamedTuple):
-    """named: "bos_token" and the like, also names of the model's own, which a chat template may use. further: those of
-    a list, which have no name."""
+    """The special tokens of a folder. named: "bos_token" and the like, also names of the model's own, which a chat
+    template may use. further: those of a list, which have no name."""
 
     named: dict[str, AddedToken]
     further: list[AddedToken]
 
 
 def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
-    """What tokenizer_config.json says, and special_tokens_map.json, which goes first where the other has no
-    added_tokens_decoder and is not read where it has one. padding: the pad_token where they say none.
+    """The special tokens that tokenizer_config.json and special_tokens_map.json name. The latter goes first where the
+    former has no added_tokens_decoder, and is not read where it has one. padding: the pad_token where they say none.
 
-    ValueError that names the file, for one that is no JSON object, and for a token that is none.
+    Raises ValueError, which names the file, for one that is no JSON object, and for a token that is none.
     """
     fields = read_config(folder / CONFIG)
     if _OLDER in fields and not fields.get(_FURTHER):
@@ -70,20 +70,20 @@ def _is_named_text(name: str, value: Any) -> bool:
 
 
 def _pop_named(fields: dict[str, Any]) -> dict[str, Any]:
-    """extra_special_tokens may be {name: token}, too."""
+    """Takes the named tokens out of the fields; extra_special_tokens may be {name: token}, too."""
     found = fields.get(_FURTHER)
     return dict(fields.pop(_FURTHER)) if isinstance(found, Mapping) else {}
 
 
 def _as_special(value: Any) -> Any:
-    """special_tokens_map.json says of none that it is special."""
+    """The token as a special one: special_tokens_map.json says of none that it is special."""
     if isinstance(value, list):
         return [_as_special(one) for one in value]
     return value | {"special": True} if isinstance(value, dict) and "content" in value else value
 
 
 def _token(value: Any, where: str) -> AddedToken:
-    """A text, or an object with its text as content."""
+    """The token of a text, or of an object with its text as content."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     content = value.get("content") if isinstance(value, Mapping) else None
@@ -93,7 +93,8 @@ def _token(value: Any, where: str) -> AddedToken:
 
 
 def complete(tokenizer: Tokenizer, folder: Path) -> None:
-    """ValueError for a list of added tokens that is none, and for a token that cannot have the id that it names."""
+    """Adds the tokens that the tokenizer lacks. Raises ValueError for a list of added tokens that is none, and for a
+    token that cannot have the id that it names."""
     padding = tokenizer.padding
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -145,7 +146,7 @@ def _of_file(listed: Mapping[str, Any], file: Path, special: set[str]) -> Iterat
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """{} where there is no such file. ValueError that names it, for what is no JSON object."""
+    """The fields of a file; {} where there is none. Raises ValueError, which names it, for what is no JSON object."""
     if not file.is_file():
         return {}
     again = "take the file from the model's publisher again"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 @dataclass
 class Delta:
-    """a [rank, in], b [out, rank]; scale: alpha / rank. magnitude [out]: DoRA's length of each row; None: LoRA."""
+    """A matrix's change. a [rank, in], b [out, rank]; scale: alpha / rank. magnitude [out]: DoRA's row lengths; None:
+    LoRA."""
 
     a: Tensor
     b: Tensor
@@ -23,7 +24,7 @@ class Delta:
     magnitude: Tensor | None = None
 
     def direction(self, weight: Tensor) -> Tensor:
-        """[out, in]: W + s B A."""
+        """W + s B A, [out, in]."""
         if self.a.shape[0] != self.b.shape[1] or (self.b.shape[0], self.a.shape[1]) != weight.shape:
             raise ValueError(
                 f"delta: expected a [rank, {weight.shape[1]}] and b [{weight.shape[0]}, rank], got "
@@ -32,14 +33,14 @@ class Delta:
         return weight + self.scale * (self.b @ self.a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """[out, in] in the dtype of weight: what is multiplied instead of it."""
+        """The matrix that is multiplied instead of weight, [out, in] in its dtype."""
         whole = self.direction(weight)
         if self.magnitude is None:
             return whole
         return whole * (self.magnitude / whole.norm(dim=1))[:, None]
 
     def apply(self, weight: Tensor, x: Tensor) -> Tensor:
-        """x [rows, in] -> [rows, out] without a merged matrix: two thin products more, and with DoRA a factor an
+        """x [rows, in] -> [rows, out] without a merged matrix: two thin products more, and with DoRA a factor for each
         output, which needs the norms of the rows of W + s B A."""
         y = x @ weight.T + self.scale * (x @ self.a.T) @ self.b.T
         return y if self.magnitude is None else y * (self.magnitude / self.direction(weight).norm(dim=1))

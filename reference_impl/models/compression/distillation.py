@@ -17,7 +17,7 @@ from torch import Tensor
 
 def response(student: Tensor, tokens: Tensor) -> Tensor:
     """Mean cross-entropy in nats. student [rows, length, vocab_size], logits; tokens [rows, length]: what the teacher
-    wrote behind each."""
+    wrote after each."""
     return F.cross_entropy(student.flatten(0, 1).float(), tokens.flatten())
 
 
@@ -35,5 +35,5 @@ def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 @torch.no_grad()
 def agreement(student: Tensor, teacher: Tensor) -> float:
-    """Of the tokens, the share where both put the same one first: how often a greedy draft of one token is kept."""
+    """The share of the tokens where both put the same one first: how often a greedy draft of one token is kept."""
     return float((student.argmax(-1) == teacher.argmax(-1)).float().mean())

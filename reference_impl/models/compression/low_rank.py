@@ -16,7 +16,7 @@ DAMPING = 1e-3  # of the Gram's mean diagonal: so that it has a factor
 
 def factors(weight: Tensor, rank: int, gram: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(A [out, rank], B [rank, in]), float64, of weight [out, in]. gram [in, in]: sum of x^T x, for the nearest output;
-    None: for the nearest matrix. ValueError for a rank that the matrix does not have."""
+    None: for the nearest matrix. Raises ValueError for a rank that the matrix does not have."""
     if not 1 <= rank <= min(weight.shape):
         raise ValueError(f"rank: expected a number from 1 to {min(weight.shape)}, got {rank}")
     weight = weight.double()

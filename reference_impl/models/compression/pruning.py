@@ -14,39 +14,41 @@ from torch import Tensor
 
 
 def magnitude(weight: Tensor) -> Tensor:
-    """Scores [out, in]: what has the least is pruned."""
+    """Scores [out, in]: the magnitudes. The smallest scores are pruned."""
     return weight.abs()
 
 
 def wanda(weight: Tensor, norms: Tensor) -> Tensor:
-    """Scores [out, in]. norms [in]: of each input over all calibration tokens, the root of the Gram's diagonal."""
+    """Scores [out, in]. norms [in]: those of the inputs over all calibration tokens, the root of the Gram's
+    diagonal."""
     if norms.shape != weight.shape[1:]:
         raise ValueError(f"wanda: expected norms [{weight.shape[1]}], one an input, got {list(norms.shape)}")
     return weight.abs() * norms
 
 
 def keep(scores: Tensor, sparsity: float) -> Tensor:
-    """bool [out, in]: of each row all but the share `sparsity` of least score, rounded down to whole numbers."""
+    """What is kept, bool [out, in]: in each row all but the share `sparsity` of least score, rounded down."""
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity: expected a share from 0 to 1, got {sparsity}")
     return _largest(scores, scores.shape[1] - int(sparsity * scores.shape[1]))
 
 
 def keep_two_of_four(scores: Tensor) -> Tensor:
-    """bool [out, in]: of inputs 0 to 3, 4 to 7, ... of a row the two of highest score. ValueError for other widths."""
+    """What is kept, bool [out, in]: of each four inputs in a row the two of highest score. ValueError for other
+    widths."""
     if scores.shape[1] % 4:
         raise ValueError(f"2:4: expected a multiple of 4 inputs, got {scores.shape[1]}")
     return _largest(scores.unflatten(1, (-1, 4)), 2).flatten(1)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """bool, as scores: the `count` largest of the last dimension."""
+    """The `count` largest scores of the last dimension, bool like scores."""
     places = scores.topk(count, -1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, places, True)
 
 
 def stored_bits(out: int, inputs: int, sparsity: float, form: str, value_bits: int = 16) -> int:
-    """Of a matrix. form: "dense"; "2:4", values and 2 bits each; "bitmap", a bit a weight and the values; "csr",
+    """Bits of a matrix. form: "dense"; "2:4", values and 2 bits each; "bitmap", a bit a weight and the values; "csr",
     values, a column of 16 bits each, and where each row begins, 32 bits."""
     kept = out * (inputs - int(sparsity * inputs))
     if form == "2:4":

@@ -30,14 +30,14 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, in each 4 bits of a wo
 
 @dataclass(frozen=True)
 class Awq:
-    """group_size: inputs of a group, None: one group for all."""
+    """A `Layout`. group_size: inputs of a group, None: one group for all."""
 
     group_size: int | None
     activations: None = None
 
     @property
     def scheme(self) -> Scheme:
-        """Its int4 have a sign: codes and zero points less 8."""
+        """The scheme, whose int4 have a sign: codes and zero points less 8."""
         per: Any = "channel" if self.group_size is None else "group"
         return Scheme("int4", per, self.group_size, symmetric=False, scale_dtype=torch.float16)
 
@@ -70,7 +70,7 @@ def unpack_interleaved(words: Tensor) -> Tensor:
 
 
 def awq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
-    """Of a model's linear layers; lm_head is not quantized. ConfigError for what is not read, by name."""
+    """The layouts of a model's linear layers; lm_head is not quantized. ConfigError for what is not read, by name."""
     get = Fields(raw, where)
     get.one_of("bits", (4,), needed=True)
     get.boolean("zero_point", True)  # auto-round writes false of symmetric codes, whose zero points are there, and 8

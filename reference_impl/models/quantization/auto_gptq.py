@@ -35,7 +35,8 @@ _VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 @dataclass(frozen=True)
 class Gptq:
-    """bits: 2, 3, 4 or 8. group_size: inputs of a group, None: one group for all. version: of the format, 1 or 2."""
+    """A `Layout`. bits: 2, 3, 4 or 8. group_size: inputs of a group, None: one for all. version: of the format, 1 or
+    2."""
 
     bits: int
     group_size: int | None
@@ -84,7 +85,7 @@ class Gptq:
             )
 
     def _zeros(self, qzeros: Tensor) -> Tensor:
-        """int32 [groups, out]."""
+        """Zero points, int32 [groups, out]."""
         most = (1 << self.bits) - 1
         stored = unpack_words(qzeros, self.bits, qzeros.shape[1] * 32 // self.bits)
         return (stored + 1) & most if self.version == 1 else stored
@@ -95,7 +96,7 @@ class Gptq:
         return (codes - zeros[:, groups]).float() * scales[:, groups]
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
-        """None where groups are not of neighbours, or not all of one size. Codes and zero points get a sign."""
+        """Codes and zero points with a sign; None where groups are not of neighbours, or not all of one size."""
         size = self.group_size or in_features
         in_order = torch.arange(in_features, device=tensors["g_idx"].device) // size
         if in_features % size or not torch.equal(tensors["g_idx"].long(), in_order):
@@ -114,7 +115,7 @@ class Gptq:
 
 
 def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
-    """Of a model's linear layers. ConfigError for what is not read, by name."""
+    """The layouts of a model's linear layers. Raises ConfigError for what is not read, by name."""
     get = Fields(raw, where)
     layout = _layout(get)
     _version(get)
@@ -141,7 +142,7 @@ def _layout(get: Fields) -> Gptq:
 
 
 def _version(get: Fields) -> int:
-    """Of the format: config.json may leave it out, and then means the first."""
+    """The version of the format: config.json may leave it out, and then means the first."""
     names = [name for name in ("checkpoint_format", "format") if get.raw.get(name) is not None]
     if not names:
         return 1
@@ -152,8 +153,8 @@ def _version(get: Fields) -> int:
 
 
 def _rules(get: Fields, layout: Gptq) -> list[tuple[str, Gptq | None]]:
-    """GPTQModel's `dynamic`: {"-:" and a regular expression: layers that are not quantized; "+:" and one: {bits,
-    group_size, sym, desc_act} of its layers}."""
+    """The rules of GPTQModel's `dynamic`: {"-:" and a regular expression: layers that are not quantized; "+:" and one:
+    {bits, group_size, sym, desc_act} of its layers}."""
     rules: list[tuple[str, Gptq | None]] = []
     for pattern, changes in get.mapping("dynamic").items():
         expression = get.expression(pattern.removeprefix("-:").removeprefix("+:"), "dynamic")

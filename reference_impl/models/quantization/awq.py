@@ -28,7 +28,7 @@ _LEAST = 1e-4
 
 
 def rounded(weight: Tensor, scheme: Scheme) -> Tensor:
-    """RTN: [out, in] float32, what stands for the weight when it is rounded to nearest."""
+    """What stands for the weight when it is rounded to nearest (RTN): float32 [out, in]."""
     fitted = fit(weight, scheme)
     return decode(encode(weight, scheme, fitted), scheme, fitted)
 
@@ -36,19 +36,19 @@ def rounded(weight: Tensor, scheme: Scheme) -> Tensor:
 def search_scales(
     weights: Sequence[Tensor], gram: Tensor, mean_abs: Tensor, scheme: Scheme, ratios: int = RATIOS
 ) -> Tensor:
-    """s [in] = mean|x|^ratio of least error of their own outputs, for matrices [out, in] that read the same x.
-    gram [in, in]: sum of x^T x; mean_abs [in]: mean of |x|."""
+    """The s [in] = mean|x|^ratio with which matrices [out, in] that read the same x have the least error of their own
+    outputs. gram [in, in]: sum of x^T x; mean_abs [in]: mean of |x|."""
     tried = (candidate(mean_abs, step / ratios) for step in range(ratios))
     return min(tried, key=lambda s: sum(scaled_error(weight, s, gram, scheme) for weight in weights))
 
 
 def scaled_error(weight: Tensor, s: Tensor, gram: Tensor, scheme: Scheme) -> float:
-    """sum |x (W - Q(W s) / s)^T|^2."""
+    """The error sum |x (W - Q(W s) / s)^T|^2."""
     return sum(output_error(weight[rows], stands, gram) for rows, stands in rounded_pieces(weight, s, scheme))
 
 
 def rounded_pieces(weight: Tensor, s: Tensor, scheme: Scheme) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, Q(W s) / s of them). Some rows at a time where rows share no scale, so that what is made on the way is
+    """Yields (rows, Q(W s) / s of them). Where rows share no scale it takes some at a time, so that temporary memory is
     small beside the matrix."""
     apart = scheme.per in ("group", "channel") and scheme.scales != "e4m3"
     each = ROWS if apart else len(weight)
@@ -58,7 +58,7 @@ def rounded_pieces(weight: Tensor, s: Tensor, scheme: Scheme) -> Iterator[tuple[
 
 
 def mean_share(weight: Tensor, scheme: Scheme) -> Tensor:
-    """[in]: the mean over outputs of |w|, as a share of the largest that shares a scale with it in its row."""
+    """The mean over outputs of |w|, [in], as a share of the largest that shares a scale with it in its row."""
     size = scheme.group_size if scheme.per == "group" and scheme.group_size else weight.shape[1]
     sums = weight.new_zeros(weight.shape[1])
     for rows in weight.split(ROWS):
@@ -77,19 +77,19 @@ def candidates(mean_abs: Tensor, shares: Tensor, count: int = RATIOS) -> list[Te
 
 
 def candidate(mean_abs: Tensor, ratio: float) -> Tensor:
-    """mean_abs^ratio, as `_of_like_size` has it."""
+    """mean_abs^ratio, with the size that `_of_like_size` gives."""
     return _of_like_size(mean_abs.clamp(min=_LEAST) ** ratio)
 
 
 def _of_like_size(s: Tensor) -> Tensor:
-    """With the largest and the smallest at like distances from 1: the weights keep their size."""
+    """The scales with the largest and the smallest at like distances from 1: the weights keep their size."""
     return s / (s.max() * s.min()).sqrt()
 
 
 def search_clipping(weight: Tensor, gram: Tensor, scheme: Scheme, clips: int = CLIPS) -> Tensor:
     """The weight with each group's extremes cut to the share, from 1/2 to 1, that gives the least error of the output:
-    what is cut is wrong, what is left has finer steps. Chosen for each group and output by itself, from the part of
-    gram that the group's inputs have among themselves. Only for scales per group."""
+    what is cut is wrong, what is left has finer steps. The share is chosen for each group and output by itself, from
+    the part of gram that the group's inputs have among themselves. Only for scales per group."""
     if scheme.per != "group" or scheme.group_size is None:
         raise ValueError(f"clipping: expected a scheme with scales per group, got per {scheme.per!r}")
     size = scheme.group_size

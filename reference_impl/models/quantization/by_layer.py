@@ -42,7 +42,7 @@ class Layers:
         return tensor
 
     def layer(self, index: int) -> DecoderLayer:
-        """A layer in `dtype`, its matrices not quantized."""
+        """A layer in `dtype`, with matrices that are not quantized."""
         layer = new_layer(self.config, index, self.dtype)
         table = layer_destinations(layer)
         tensors = ((self.where.get(name, self.folder), name, self.read(name)) for name in table)
@@ -71,13 +71,13 @@ class Layers:
 
 
 def new_layer(config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device = CPU) -> DecoderLayer:
-    """With memory for its weights."""
+    """A layer with memory for its weights, not filled."""
     plain = UnquantizedLinear(dtype, device)
     return kind_of(config)[1](config, index, lambda name: plain, dtype, device)
 
 
 def linears_of(layer: DecoderLayer) -> list[Linear]:
-    """In the order in which the layer multiplies by them."""
+    """The layer's linear layers in the order in which it multiplies by them."""
     return [module for module in layer.modules() if isinstance(module, Linear)]
 
 

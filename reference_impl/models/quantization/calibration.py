@@ -21,7 +21,7 @@ from reference_impl.kernels import reference
 
 @dataclass
 class Statistics:
-    """Of the inputs x of a matrix, over all calibration tokens.
+    """Statistics of the inputs x of a matrix, over all calibration tokens.
 
     gram [in, in]: sum of x^T x, in the dtype of x or float32 at least, where it was asked for. sum_abs, max_abs [in].
     """
@@ -33,7 +33,7 @@ class Statistics:
     num_tokens: int = 0
 
     def add(self, x: Tensor) -> None:
-        """x [rows, in]."""
+        """Adds x [rows, in]."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.sum_abs is None or self.max_abs is None:
             self.sum_abs, self.max_abs = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
@@ -57,9 +57,9 @@ class Statistics:
 
 @dataclass
 class Outputs:
-    """Of a matrix [out, in], over all calibration rows: kept, or compared with those that were kept before.
+    """Outputs of a matrix [out, in] over all calibration rows: kept, or compared with those that were kept before.
 
-    kept: [length, out] of each row; apart: the sum of squares of what is between these and `before`.
+    kept: [length, out] of each row; apart: the sum of squares of the differences between these and `before`.
     """
 
     weight: Tensor
@@ -69,7 +69,7 @@ class Outputs:
     num_rows: int = 0
 
     def add(self, x: Tensor) -> None:
-        """x [length, in] of the next row."""
+        """Adds the outputs for x [length, in] of the next row."""
         y = x @ self.weight.T
         if self.before is None:
             self.kept.append(y)
@@ -79,7 +79,7 @@ class Outputs:
 
 
 class Seeing(Protocol):
-    """What is shown the inputs of a matrix, a calibration row after the other."""
+    """What is shown the inputs of a matrix, one calibration row after the other."""
 
     def add(self, x: Tensor) -> None: ...
 
@@ -88,7 +88,7 @@ Seen = TypeVar("Seen", bound=Seeing)
 
 
 class CausalAttention:
-    """Attention within one row of tokens, with no cache behind it."""
+    """Attention within one row of tokens, without a cache."""
 
     def __init__(self, scale: float, softcap: float | None, windows: Sequence[int | None]):
         self.scale, self.softcap, self.windows = scale, softcap, windows
@@ -101,7 +101,7 @@ class CausalAttention:
 
 
 class _Enough(Exception):
-    """What comes after the watched matrix is not computed."""
+    """Raised after the watched matrix: what comes after it is not computed."""
 
 
 class _Watching:
@@ -131,7 +131,7 @@ class Rows:
     @staticmethod
     @torch.inference_mode()
     def of(decoder: Decoder, tokens: Tensor) -> Rows:
-        """tokens [rows, length]. decoder: has the embedding and the tables; its layers are not asked."""
+        """The rows of tokens [rows, length] before the first layer. decoder: has the embedding and the tables."""
         length = tokens.shape[1]
         positions = torch.arange(length)
         ropes = [tuple(table.cos_sin.index_select(1, positions).unbind()) for table in decoder.rotaries]
@@ -146,13 +146,13 @@ class Rows:
 
     @torch.inference_mode()
     def advance(self, layer: DecoderLayer) -> None:
-        """x becomes what the layer makes of it."""
+        """Replaces x by what the layer makes of it."""
         for row in range(len(self.x)):
             self.x[row] = self.run(layer, row)
 
     @torch.inference_mode()
     def watch(self, layer: DecoderLayer, linear: Linear, seen: Seen) -> Seen:
-        """Shows it the inputs of one matrix of the layer; what lies behind it is not computed."""
+        """Shows `seen` the inputs of one matrix of the layer, and returns it; what comes after is not computed."""
         method = linear.method
         linear.method = _Watching(method, seen.add, stop=True)
         try:
@@ -165,7 +165,7 @@ class Rows:
 
 
 def _one_row(length: int) -> Batch:
-    """What the type asks for; `CausalAttention` reads none of it."""
+    """A batch, which the type asks for; `CausalAttention` reads none of it."""
     nothing = torch.zeros(1, dtype=torch.int32)
     return Batch(
         input_ids=nothing, positions=torch.arange(length), query_start_loc=nothing, seq_lens=nothing,
@@ -175,8 +175,8 @@ def _one_row(length: int) -> Batch:
 
 
 def calibration_tokens(ids: Sequence[int], rows: int, length: int) -> Tensor:
-    """[rows, length] int64: windows at even distances over a text's tokens, without overlap. ValueError if the text is
-    too short."""
+    """Windows at even distances over a text's tokens, without overlap: [rows, length] int64. Raises ValueError if the
+    text is too short."""
     if rows < 1 or length < 1:
         raise ValueError(f"calibration: expected at least 1 row of at least 1 token, got {rows} of {length}")
     if len(ids) < rows * length:

@@ -27,7 +27,7 @@ def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
 
 
 def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
-    """Of a model's linear layers. ConfigError for what is not read, by name."""
+    """The layouts of a model's linear layers. Raises ConfigError for what is not read, by name."""
     groups, ignore, form = raw.get("config_groups"), raw.get("ignore") or [], raw.get("format")
     if form not in _FORMATS:
         raise _error(where, "format", f"one of {', '.join(_FORMATS)}", form)
@@ -72,7 +72,7 @@ def _matches(layer: str, target: str) -> bool:
 
 
 def _layout(group: dict[str, Any], form: str, where: str, field: str) -> OfScheme | OfAnyGroups:
-    """form: of the whole config, where the group has none of its own."""
+    """The layout of a group of layers. form: of the whole config, where the group has none of its own."""
     own = group.get("format") or form
     if own not in _FORMATS:
         raise _error(where, f"{field}.format", f"one of {', '.join(_FORMATS)}", own)
@@ -115,7 +115,7 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
 
 
 def _strategy(args: Mapping[str, Any]) -> Any:
-    """Where it is left out, group_size says it."""
+    """What shares a scale. Where the strategy is left out, group_size says it."""
     strategy, size = args.get("strategy"), args.get("group_size")
     if strategy is not None:
         return strategy
@@ -152,7 +152,7 @@ def _activations(args: object, where: str, field: str) -> Activations | None:
 
 
 def _block(found: object, where: str, field: str) -> tuple[int, int]:
-    """[outputs, inputs], or "128x128"."""
+    """The sizes of a block, from [outputs, inputs] or "128x128"."""
     if isinstance(found, str) and re.fullmatch(r"\d{1,6}x\d{1,6}", found):
         found = [int(size) for size in found.split("x")]
     if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
@@ -161,7 +161,7 @@ def _block(found: object, where: str, field: str) -> tuple[int, int]:
 
 
 def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
-    """quantization_config for a model whose linear layers have this scheme, but those ignored (names, or re: and a
+    """The quantization_config for a model whose linear layers have this scheme, but those ignored (names, or re: and a
     regular expression)."""
     numbers = FORMATS[scheme.numbers]
     per = "tensor_group" if scheme.scales == "e4m3" else scheme.per
@@ -195,7 +195,7 @@ def _scale_dtype(scales: str) -> dict[str, str]:
 
 def config_of_layers(schemes: Mapping[str, Scheme], ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
     """`config_of` for {a matrix's name: its scheme}: the commonest scheme is every linear layer's, others are by name.
-    ValueError where there are none."""
+    Raises ValueError where there are none."""
     counts = Counter(schemes.values()).most_common()
     if not counts:
         raise ValueError("quantization_config: expected a matrix or more, got none")

@@ -10,7 +10,7 @@ from reference_impl.models.json_file import shown
 
 
 class Fields:
-    """raw: the object. where: the file, as errors call it."""
+    """Reads fields of an object. raw: the object. where: the file, as errors call it."""
 
     def __init__(self, raw: dict[str, Any], where: str):
         self.raw, self.where = raw, where
@@ -20,7 +20,7 @@ class Fields:
         return ConfigError(f"{self.where}: {field}: expected {expected}, found {shown(found)}")
 
     def one_of(self, name: str, allowed: tuple[Any, ...], hint: str = "", needed: bool = False) -> Any:
-        """One of the values, the first where there is none (needed: an error)."""
+        """One of the allowed values, the first where there is none (needed: an error)."""
         found = self.raw.get(name)
         if found is None and not needed:
             return allowed[0]

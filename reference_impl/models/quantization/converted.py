@@ -2,7 +2,7 @@
 
 A `Path` is such a form. The first of a method's paths that holds exactly the weight that the checkpoint's codes and
 scales stand for is taken, layer by layer; where none does, the layer stays `Stored` and is decoded for each product.
-What a product may round beside that (x to bfloat16 on a CPU, activations to the scheme's own format) each path says.
+Each path says what a product may round besides (x to bfloat16 on a CPU, activations to the scheme's own format).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Pieces:
         return self.coded
 
     def weight(self) -> Tensor:
-        """float32 [rows, in]."""
+        """The weight, float32 [rows, in]."""
         return self.layout.weight(self.tensors, self.in_features)
 
 
 class Path(ABC):
     """A form of a layer's weight and its product.
 
-    name: in `Converted.path`, and of a mark among the layer's parameters. rounds: whether the product rounds its input
-    as the scheme says; else that is done before it.
+    name: in `Converted.path`, and the name of a mark among the layer's parameters. rounds: whether the product rounds
+    its input as the scheme says; else that is done before it.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Path(ABC):
 
 
 class Converted(Stored):
-    """`Stored`, and from `finish` on the first of the paths that holds the weight exactly."""
+    """`Stored`, which from `finish` on computes by the first of the paths that holds the weight exactly."""
 
     def __init__(
         self, layouts: Mapping[str, Layout], dtype: torch.dtype, device: torch.device, *, paths: Sequence[Path]
@@ -92,7 +92,7 @@ class Converted(Stored):
         return f"{type(self).__name__}({self.named_layouts()}, in {self.dtype}: {names})"
 
     def path(self, params: dict[str, Tensor]) -> Path | None:
-        """That of a layer whose weights are there; None where it is decoded for each product."""
+        """The path of a layer whose weights are there; None where it is decoded for each product."""
         return next((path for path in self.paths if path.name in params), None)
 
     def finish(self, params: dict[str, Tensor]) -> None:
@@ -133,8 +133,8 @@ class Converted(Stored):
 
 
 class Decoded(Path):
-    """The weight in the dtype of the model, as a plain layer has it: fast, and as large as if it had not been
-    quantized. Of any layout. plain: the method of a plain layer."""
+    """The weight in the dtype of the model, like a plain layer's: fast, and as large as if it had not been quantized.
+    Any layout will do. plain: the method of a plain layer."""
 
     name = "decoded once"
 
@@ -145,7 +145,7 @@ class Decoded(Path):
         return self.of_weights([part.weight().to(dtype) for part in parts])
 
     def of_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
-        """weights [rows, in] of the parts, in the dtype of the model -> the plain layer's parameters."""
+        """The plain layer's parameters, from weights [rows, in] of the parts, in the dtype of the model."""
         params = self.plain.create(weights[0].shape[1], sum(map(len, weights)), False)
         start = 0
         for weight in weights:

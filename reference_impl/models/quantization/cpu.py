@@ -50,8 +50,9 @@ class CpuInt4(Int4):
 
 
 class CpuInt8(Int8):
-    """`_weight_int8pack_mm` for few rows; for more, a product with a copy of the weight in bfloat16, or in float32 on a
-    CPU that does not multiply bfloat16. With x in float32 or float64 a copy in it, for any number of rows.
+    """`_weight_int8pack_mm` for few rows. For more, a product with a copy of the weight in bfloat16, or in float32 on a
+    CPU that does not multiply bfloat16. With x in float32 or float64, a product with a copy in that dtype, for any
+    number of rows.
 
     in_bfloat16: x is rounded to bfloat16, and so is y, also in float32 and float64. Faster for few rows.
     """
@@ -75,11 +76,11 @@ class CpuInt8(Int8):
 
 
 def few_rows() -> int:
-    """Up to so many `CpuInt8` takes torch's product in 8 bits, where it computes in bfloat16."""
+    """The most rows for which `CpuInt8` takes torch's product in 8 bits, where it computes in bfloat16."""
     return _FROM_ROWS[_multiplies_bf16()] - 1
 
 
 @functools.cache
 def _multiplies_bf16() -> bool:
-    """Where it does not, torch has a loop for it, several times slower than a product in float32."""
+    """Whether the CPU multiplies bfloat16. If not, torch's loop is several times slower than a product in float32."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

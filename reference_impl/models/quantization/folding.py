@@ -1,8 +1,8 @@
 """Where a division of activations goes: into the norm or the matrix that computes them, so that it costs nothing.
 
-For x = norm(h) the norm's weight is divided by s, and the columns of each matrix that reads x are multiplied; the same
-for x = up(h) * act(gate(h)), where the rows of up are divided, and for attention's output, a weighted mean of values,
-where the rows of v are. The function of the layer stays the same but for rounding.
+For x = norm(h) the norm's weight is divided by s, and the columns of each matrix that reads x are multiplied by it. For
+x = up(h) * act(gate(h)) the rows of up are divided. For attention's output, a weighted mean of values, the rows of v
+are divided. The function of the layer stays the same but for rounding.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from reference_impl.models.phi3 import Phi3Layer
 
 @dataclass
 class Fold:
-    """linear: a matrix whose input x can be divided by s [in]. divide(s): has x computed so, and returns what it was
-    really divided by. shared [in] int64, or None: inputs with one number have one s, since one output before is read
-    several times (grouped queries)."""
+    """A matrix and what computes its input. linear: a matrix whose input x can be divided by s [in]. divide(s): has x
+    computed so, and returns what it was really divided by. shared [in] int64, or None: inputs with one number have one
+    s, since one output before is read several times (grouped queries)."""
 
     linear: Linear
     divide: Callable[[Tensor], Tensor]
     shared: Tensor | None = None
 
     def apply(self, s: Tensor) -> None:
-        """x / s, and s times the matrix's columns."""
+        """Divides x by s, and multiplies the matrix's columns by s."""
         matrix(self.linear).mul_(self.divide(s))
 
     def tied(self, values: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Fold:
 
 
 def matrix(linear: Linear) -> Tensor:
-    """[out, in], a view of the parameter: writing to it changes the layer."""
+    """The matrix [out, in], a view of the parameter: writing to it changes the layer."""
     method, weight = linear.method, linear.params["weight"]
     plain = isinstance(method, UnquantizedLinear) or getattr(method, "dense_is_plain", False)
     if not plain or weight.is_mkldnn:
@@ -53,8 +53,8 @@ def matrix(linear: Linear) -> Tensor:
 def folds(layer: DecoderLayer, stored: torch.dtype | None = None) -> dict[str, Fold]:
     """{the last word of the linear layer's name: its fold}. stored: the dtype that norms are written in afterwards.
 
-    ValueError for a family with another order of norms, or with experts: there nothing, or more than one matrix, reads
-    what a norm gives.
+    Raises ValueError for a family with another order of norms, or with experts: there nothing, or more than one matrix,
+    reads what a norm gives.
     """
     if type(layer) not in (DecoderLayer, Phi3Layer) or not isinstance(layer.mlp, GatedMLP):
         raise ValueError(
@@ -80,7 +80,7 @@ def folds(layer: DecoderLayer, stored: torch.dtype | None = None) -> dict[str, F
 
 
 def _divide_norm(norm: Tensor, s: Tensor, stored: torch.dtype | None) -> Tensor:
-    """Where the quotient is rounded when it is stored, s is what it then really divides by."""
+    """Divides a norm, and returns by what: where the quotient is rounded when it is stored, that is not quite s."""
     before = norm.clone()
     norm.div_(s)
     if stored is None:
@@ -90,7 +90,7 @@ def _divide_norm(norm: Tensor, s: Tensor, stored: torch.dtype | None) -> Tensor:
 
 
 def _divide_rows(linear: Linear, start: int, s: Tensor) -> Tensor:
-    """Rows start, start + 1, ... by s, with their bias."""
+    """Divides rows start, start + 1, ... by s, with their bias."""
     matrix(linear)[start : start + len(s)].div_(s[:, None])
     if "bias" in linear.params:
         linear.params["bias"][start : start + len(s)].div_(s)

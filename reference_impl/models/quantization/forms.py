@@ -25,7 +25,7 @@ class Form(Protocol):
 
 
 class Packed:
-    """The codes and scales themselves, as compressed-tensors stores them: `load_model` reads it."""
+    """Codes and scales as compressed-tensors stores them: `load_model` reads it."""
 
     name = "compressed-tensors"
 
@@ -37,7 +37,7 @@ class Packed:
 
 
 class Dense:
-    """What the codes stand for, in float32, as a model that is not quantized. It saves no memory: it is for numbers
+    """What the codes stand for, in float32, like a model that is not quantized. It saves no memory: it is for numbers
     that no checkpoint's format has, and to compare a quantized checkpoint with."""
 
     name = "dense"
@@ -50,5 +50,5 @@ class Dense:
 
 
 def form_for(schemes: Mapping[str, Scheme]) -> Form:
-    """Packed where the format has every scheme; a model that is packed in part would be two things at once."""
+    """The form for these schemes: packed where the format has all of them, since a model is not packed in part."""
     return Packed() if all(map(has_form, schemes.values())) else Dense()

@@ -73,7 +73,8 @@ class Fp8:
 
 
 def fp8_layouts(raw: dict[str, Any], where: str, shapes: Shapes) -> LayoutOf:
-    """Of a model's linear layers. shapes: of the checkpoint's tensors. ConfigError for what is not read, by name."""
+    """The layouts of a model's linear layers. shapes: of the checkpoint's tensors. Raises ConfigError for what is not
+    read, by name."""
     get = Fields(raw, where)
     static = get.one_of("activation_scheme", ("dynamic", "static")) == "static"
     get.one_of("fmt", ("e4m3",))
@@ -107,8 +108,8 @@ def _layout(block: list[int] | None, static: bool, shapes: Shapes) -> Fp8:
 
 
 def _first(shapes: Shapes, words: tuple[str, ...], default: str) -> str:
-    """The first tensor of a layer's whose name ends so, or the default; of several words with the commonest one, so
-    that an error names the layer that has another."""
+    """The first tensor of a layer's whose name ends in one of these words, or the default. If several words occur, it
+    is the commonest, so that an error names the layer that has another."""
     found = [name for name in shapes if name.startswith("model.") and name.rpartition(".")[2] in words]
     counts = Counter(name.rpartition(".")[2] for name in found)
     return max(found, key=lambda name: counts[name.rpartition(".")[2]], default=default)

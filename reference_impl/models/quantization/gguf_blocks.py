@@ -94,8 +94,8 @@ class GgufBlocks:
 
 
 def check_blocks(raw: Tensor, kind: str) -> None:
-    """ValueError for uint8 [..., bytes of a row] with scales or offsets that stand for no number. They may be 0, and
-    negative."""
+    """Raises ValueError for uint8 [..., bytes of a row] with scales or offsets that stand for no number. They may be 0,
+    and negative."""
     blocks = raw.unflatten(-1, (-1, BLOCKS[kind][1]))
     good = [_half(blocks, start).isfinite() for start in HALVES[kind]]
     if kind == "MXFP4":
@@ -108,7 +108,7 @@ def check_blocks(raw: Tensor, kind: str) -> None:
 
 
 def decode_blocks(raw: Tensor, kind: str) -> Tensor:
-    """float32 [rows, numbers] of uint8 [rows, bytes], whole blocks."""
+    """The numbers of whole blocks: uint8 [rows, bytes] -> float32 [rows, numbers]."""
     if kind in _SCHEMES:
         return codes_of(raw, kind).weight()
     blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
@@ -116,8 +116,8 @@ def decode_blocks(raw: Tensor, kind: str) -> Tensor:
 
 
 def codes_of(raw: Tensor, kind: str) -> Coded:
-    """Of Q8_0, Q4_0 or MXFP4, [rows, numbers]: what `tensors_of` writes as compressed-tensors.
-    A scale may be 0, and of Q4_0 negative: its largest number has the code -8, whatever its sign."""
+    """The codes of Q8_0, Q4_0 or MXFP4, [rows, numbers], which `tensors_of` writes as compressed-tensors. A scale may
+    be 0, and of Q4_0 negative: its largest number has the code -8, whatever its sign."""
     blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
     if kind == "MXFP4":  # e2m1's codes are in the same order
         return Coded(_SCHEMES[kind], _halves(blocks[..., 1:]).flatten(1), Fitted(e8m0_to_scales(blocks[..., 0])))
@@ -127,17 +127,17 @@ def codes_of(raw: Tensor, kind: str) -> Coded:
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """float32 [rows, blocks, 1]: the float16 that begins at a byte."""
+    """The float16 that begins at a byte of each block, as float32 [rows, blocks, 1]."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _halves(bytes_: Tensor) -> Tensor:
-    """[..., n] -> [..., 2 n]: all low 4 bits, then all high ones."""
+    """Half-bytes [..., n] -> [..., 2 n]: all low 4 bits, then all high ones."""
     return torch.cat((bytes_ & 15, bytes_ >> 4), -1)
 
 
 def _bits(bytes_: Tensor) -> Tensor:
-    """[..., n] -> [..., 8 n] of 0 or 1: the lowest bit of a byte first."""
+    """Bits [..., n] -> [..., 8 n] of 0 or 1: the lowest bit of a byte first."""
     return (bytes_[..., None] >> torch.arange(8, dtype=torch.uint8, device=bytes_.device) & 1).flatten(-2)
 
 
@@ -156,7 +156,7 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _twos(bytes_: Tensor) -> Tensor:
-    """[..., n] -> [..., 4, n]: the lowest 2 bits of each byte, then the next ones."""
+    """Pairs of bits [..., n] -> [..., 4, n]: the lowest 2 bits of each byte, then the next ones."""
     return bytes_[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8, device=bytes_.device)[:, None] & 3
 
 
@@ -168,8 +168,8 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    """Of the 12 bytes: 8 with the low 4 bits of factors 0 to 7, in their high bits those of 8 to 15; 4 with the high 2
-    bits of all, four factors after the other."""
+    """The numbers of Q3_K. Of its 12 bytes 8 have the low 4 bits of factors 0 to 7, and in their high bits those of 8
+    to 15; 4 have the high 2 bits of all, four factors after the other."""
     high = _bits(blocks[..., :32]).unflatten(-1, (32, 8)).transpose(-1, -2)
     low = _twos(blocks[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)
     codes = (low | high << 2).flatten(-2).unflatten(-1, (16, 16)).float() - 4
@@ -187,13 +187,13 @@ def _sixes(bytes_: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _k(blocks: Tensor, codes: Tensor) -> Tensor:
-    """codes [rows, blocks, 8, 32]: of Q4_K and Q5_K."""
+    """The numbers of Q4_K and Q5_K. codes [rows, blocks, 8, 32]."""
     scales, offsets = _sixes(blocks[..., 4:16])
     return (_half(blocks, 0) * scales)[..., None] * codes.float() - (_half(blocks, 2) * offsets)[..., None]
 
 
 def _fours(bytes_: Tensor) -> Tensor:
-    """128 bytes -> [..., 8, 32]."""
+    """Half-bytes of 128 bytes -> [..., 8, 32]."""
     return _halves(bytes_.unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
 
 
@@ -223,7 +223,8 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
 
 
 def _iq4_xs(blocks: Tensor) -> Tensor:
-    """Factor k has its high bits at bit 2 k of the two bytes, and its low ones in byte k / 2: first the low half."""
+    """IQ4_XS: factor k has its high bits at bit 2 k of the two bytes, its low ones in byte k / 2: first the low
+    half."""
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
     high = _twos(blocks[..., 2:4]).transpose(-1, -2).flatten(-2)
     scales = _half(blocks, 0) * ((low | high << 4).float() - 32)

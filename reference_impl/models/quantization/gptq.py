@@ -24,7 +24,8 @@ ROWS = 512  # of a matrix whose error is computed at once
 
 @dataclass
 class Rounded:
-    """codes [out, in], as of `encode`; with fitted, and columns in their own order, `decode` takes them.
+    """A matrix that was rounded. codes [out, in]: as `encode` makes them; with fitted, and columns in their own order,
+    `decode` takes them.
 
     order: None, or [in] int64: then the groups are of columns in this order, so that codes[:, order] is what `decode`
     takes, and what it gives has to be put back (`in_own_order`).
@@ -39,13 +40,14 @@ def gptq(
     weight: Tensor, gram: Tensor, scheme: Scheme, damping: float = 0.01, act_order: bool = False,
     static_groups: bool = True, block: int = BLOCK,
 ) -> Rounded:  # fmt: skip
-    """weight [out, in], gram [in, in] = sum over calibration rows of x^T x, any factor. Computed in the dtype of gram.
+    """Rounds weight [out, in]. gram [in, in] = sum over calibration rows of x^T x, any factor. Computed in the dtype of
+    gram.
 
     damping: this share of the diagonal's mean is added to it, so that H has an inverse. act_order: columns with the
     largest diagonal first, while there are most others to make up for them. static_groups: scales come from the weight
     as it was; else each group's scales come from what the columns before have made of it, and with act_order a group is
-    of columns that follow each other in that order. ValueError for shapes that do not fit, and for a gram without a
-    Cholesky factor.
+    of columns that follow each other in that order. Raises ValueError for shapes that do not fit, and for a gram
+    without a Cholesky factor.
     """
     _check(weight, gram, scheme)
     dead = gram.diagonal() == 0
@@ -87,7 +89,7 @@ def _round_block(
 
 def inverse_factor(gram: Tensor, damping: float) -> Tensor:
     """Upper triangular U with U^T U = (gram + damping x mean diagonal)^-1. An input with 0 on the diagonal gets the
-    mean there. Computed in place: it is gram that is returned."""
+    mean there. It is computed in place: the returned tensor is gram."""
     if damping < 0:
         raise ValueError(f"damping: expected 0 or more, got {damping}")
     diagonal, mean = gram.diagonal(), float(gram.diagonal().mean()) or 1.0
@@ -106,12 +108,13 @@ def inverse_factor(gram: Tensor, damping: float) -> Tensor:
 
 
 def in_own_order(decoded: Tensor, order: Tensor | None) -> Tensor:
-    """decoded [out, in] with columns in `order` -> in their own."""
+    """Columns back in their own order: decoded [out, in] has them in `order`."""
     return decoded if order is None else torch.empty_like(decoded).index_copy_(1, order, decoded)
 
 
 def output_error(weight: Tensor, other: Tensor, gram: Tensor) -> float:
-    """sum |x (weight - other)^T|^2 over the calibration rows: tr(D gram D^T). Some rows of D at a time."""
+    """The error sum |x (weight - other)^T|^2 over the calibration rows: tr(D gram D^T), with some rows of D at a
+    time."""
     total, other = 0.0, other.expand_as(weight)
     for rows in range(0, len(weight), ROWS):
         difference = (weight[rows : rows + ROWS] - other[rows : rows + ROWS]).to(gram.dtype)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def hadamard(order: int) -> Tensor:
-    """[order, order] float64, orthogonal and symmetric (Sylvester's). ValueError unless order is a power of 2."""
+    """The Hadamard matrix of this order, float64, orthogonal and symmetric (Sylvester's). Raises ValueError unless
+    order is a power of 2."""
     if order < 1 or order & (order - 1):
         raise ValueError(f"hadamard: expected a power of 2, got {order}: use random_rotation, which takes any size")
     matrix = torch.ones(1, 1, dtype=torch.float64)
@@ -21,8 +22,8 @@ def hadamard(order: int) -> Tensor:
 
 
 def random_rotation(size: int, seed: int = 0) -> Tensor:
-    """[size, size] float64, orthogonal: random signs, then a Hadamard matrix of the largest power of 2 that divides
-    size, in each block; blocks are mixed by a random orthogonal matrix where there are several."""
+    """An orthogonal matrix [size, size], float64: random signs, then a Hadamard matrix of the largest power of 2 that
+    divides size, in each block; blocks are mixed by a random orthogonal matrix where there are several."""
     random = torch.Generator().manual_seed(seed)
     power = size & -size
     signs = torch.randint(0, 2, (size,), generator=random).double() * 2 - 1

@@ -17,7 +17,7 @@ from reference_impl.models.quantization.stored import Stored
 
 
 class StoredHead:
-    """(x [rows, hidden_size], anything) -> logits [rows, vocab_size]. linear: has the weights, as "lm_head"."""
+    """An lm_head: (x [rows, hidden_size], anything) -> logits [rows, vocab_size]. linear: has the weights."""
 
     def __init__(self, linear: Linear):
         self.linear = linear
@@ -27,7 +27,7 @@ class StoredHead:
         return found
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """[len(tokens), hidden_size]: the weights of these tokens, as products have them."""
+        """The weights of these tokens, as products have them: [len(tokens), hidden_size]."""
         method = self.linear.method
         assert isinstance(method, Stored)
         one = torch.eye(self.linear.in_features, dtype=method.dtype, device=method.device)
@@ -35,8 +35,8 @@ class StoredHead:
 
 
 def use_stored_head(model: Decoder, method: Stored) -> None:
-    """The model's lm_head is to be filled with tensors that the method names, and multiplied as it does. What stood
-    there keeps its shape and has no memory. Of a model whose lm_head is not tied."""
+    """Makes the model's lm_head one that is filled with tensors that the method names, and multiplied by it. The matrix
+    that stood there keeps its shape and has no memory. For a model whose lm_head is not tied."""
     assert model.lm_head is not None
     vocabulary, hidden = model.lm_head.shape
     model.head = StoredHead(Linear(method, hidden, {"lm_head": vocabulary}, name="lm_head"))
@@ -44,13 +44,13 @@ def use_stored_head(model: Decoder, method: Stored) -> None:
 
 
 def all_linears(model: Decoder) -> list[Linear]:
-    """Also the lm_head, where it is one."""
+    """All linear layers of a model, its lm_head included where that is one."""
     return model.linears() + ([model.head.linear] if isinstance(model.head, StoredHead) else [])
 
 
 def decoded_embedding(layout: Layout, embedding: Tensor) -> dict[str, tuple[TensorSpec, Callable[[Tensor], object]]]:
-    """{last word of a tensor's name: (what it must be, where it goes)}: with the last of them the embedding
-    [vocab_size, hidden_size] is filled. ValueError for sizes that the layout has no room for."""
+    """{last word of a tensor's name: (what it must be, where it goes)}. When the last of them has come, the embedding
+    [vocab_size, hidden_size] is filled. Raises ValueError for sizes that the layout has no room for."""
     vocabulary, hidden = embedding.shape
     specs, found = layout.specs(hidden, vocabulary), dict[str, Tensor]()
 

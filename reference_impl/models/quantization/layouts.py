@@ -30,7 +30,7 @@ class Coded:
     fitted: Fitted
 
     def weight(self) -> Tensor:
-        """float32 [out, in]."""
+        """The weight, float32 [out, in]."""
         return decode(self.codes, self.scheme, self.fitted)
 
 
@@ -39,7 +39,7 @@ class Layout(Protocol):
 
     @property
     def scheme(self) -> Scheme | None:
-        """What `coded` gives of each matrix; None: that depends on the matrix, or there is none."""
+        """The scheme of what `coded` gives for each matrix; None: that depends on the matrix, or there is none."""
         ...
 
     @property
@@ -52,11 +52,11 @@ class Layout(Protocol):
         ...
 
     def check(self, name: str, tensor: Tensor) -> None:
-        """ValueError for a tensor, of the right shape and dtype, with numbers in it that cannot be."""
+        """Raises ValueError for a tensor, of the right shape and dtype, with numbers in it that cannot be."""
         ...
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
-        """float32 [out, in] of the tensors that `specs` names."""
+        """The weight, float32 [out, in], from the tensors that `specs` names."""
         ...
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
@@ -69,7 +69,7 @@ LayoutOf = Callable[[str], Layout | None]  # from a matrix's name in the checkpo
 
 @dataclass(frozen=True)
 class OfScheme:
-    """Codes and scales as compressed-tensors stores them. packed: see `specs_of`."""
+    """A `Layout`: codes and scales as compressed-tensors stores them. packed: see `specs_of`."""
 
     scheme: Scheme
     packed: bool | None = None
@@ -96,8 +96,8 @@ class OfScheme:
 
 @dataclass(frozen=True)
 class OfAnyGroups:
-    """Codes and scales as compressed-tensors stores them after GPTQ with act-order "group": weight_g_idx [in] says the
-    group of each input. All of it -1: they are side by side."""
+    """A `Layout`: codes and scales as compressed-tensors stores them after GPTQ with act-order "group". weight_g_idx
+    [in] says the group of each input; -1 everywhere: groups are of inputs side by side."""
 
     base: OfScheme
     scheme: None = None  # whether its groups are of neighbours only the tensors say: see `coded`
@@ -143,7 +143,7 @@ class OfAnyGroups:
 
 @dataclass(frozen=True)
 class Dense:
-    """A matrix that is not quantized, beside others of the same layer that are."""
+    """A `Layout`: a matrix that is not quantized, beside others of the same layer that are."""
 
     scheme: None = None
     activations: Activations | None = None
@@ -162,7 +162,7 @@ class Dense:
 
 
 def check_codes(codes: Tensor) -> None:
-    """ValueError for floats of 8 bits that are not finite. All others stand for numbers."""
+    """Raises ValueError for floats of 8 bits that are not finite. All others stand for numbers."""
     if codes.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         return
     least = 0x7F if codes.dtype is torch.float8_e4m3fn else 0x7C  # from here on bits are NaN or infinity
@@ -174,8 +174,8 @@ def check_codes(codes: Tensor) -> None:
 
 
 def check_scales(scales: Tensor) -> None:
-    """ValueError unless all are positive and finite: of inputs, and of weights whose codes are floats. Of integers any
-    finite number is one: auto-round chooses the sign with which a group's largest number has the code -8."""
+    """Raises ValueError unless all are positive and finite, for scales of inputs and of weights whose codes are floats.
+    For integers any finite number will do: auto-round chooses the sign with which a group's largest is -8."""
     numbers = scales.int() != 255 if scales.dtype is torch.uint8 else scales.float().isfinite() & (scales.float() > 0)
     if not bool(numbers.all()):
         raise ValueError(

@@ -37,10 +37,10 @@ class Quantized(ABC):
 
     @abstractmethod
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows of the parameter `weight`, [..., rows] of `scales`) from some rows of the checkpoint's [rows, in]."""
+        """(rows of the parameter `weight`, [..., rows] of `scales`), from some rows of the checkpoint's [rows, in]."""
 
     def dequantize(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """[rows, in] in the dtype of scales at least: the weight that `quantize` put in place of its own."""
+        """The weight that `quantize` put in place of its own: [rows, in] in the dtype of scales at least."""
         return codes.to(scales.dtype) * scales.flatten()[:, None]
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Quantized(ABC):
 
 
 class Int4(Quantized):
-    """4 bits with a scale per group of 128, 64 or 32 inputs (`rounding.py`); x in 16 bits, products in 16 bits."""
+    """Weights in 4 bits with a scale per group of 128, 64 or 32 inputs (`rounding.py`); x and products in 16 bits."""
 
     code_dtype, codes_per_byte = torch.uint8, 2
 
@@ -103,7 +103,7 @@ class Int4(Quantized):
 
 
 class Int8(Quantized):
-    """8 bits with a scale per output; x in 16 bits, products in 16 bits."""
+    """Weights in 8 bits with a scale per output; x in 16 bits, products in 16 bits."""
 
     code_dtype = torch.int8
 
@@ -119,7 +119,7 @@ class Int8(Quantized):
 
 
 class Fp8(Quantized):
-    """8-bit floats (e4m3) with a scale per output, times activations in the same, with a scale per token.
+    """Weights in 8-bit floats (e4m3) with a scale per output, times activations in the same, with a scale per token.
 
     A number has 3 bits after the point: an error of at most 1/16 of its magnitude, or 2^-10 scales for the smallest;
     the largest magnitude is 448 scales. The activations are rounded likewise, in each product.
@@ -145,7 +145,7 @@ class Fp8(Quantized):
 
 
 class Dequantized:
-    """A plain layer with the weights that a quantized one stands for: what the latter is checked against.
+    """A plain layer with the weights that a quantized one stands for, to check the latter against.
 
     So what is left between the two is arithmetic: rounded products, and the rounded activations of FP8.
     """

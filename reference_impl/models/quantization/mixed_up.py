@@ -18,8 +18,8 @@ Shapes = Mapping[str, tuple[list[int], str]]  # last word of a tensor's name -> 
 
 
 def check_forms(linears: Iterable[Linear], files: list[Path]) -> None:
-    """CheckpointError for the first part of a layer whose tensors are not those that its layout has. Reads headers
-    only; what is wrong in other ways is left to `store`."""
+    """Raises CheckpointError for the first part of a layer whose tensors are not those that its layout has. Reads
+    headers only; what is wrong in other ways is left to `store`."""
     by_part = _headers(files)
     for linear in linears:
         if not isinstance(linear.method, Stored):
@@ -43,7 +43,7 @@ def stored_head(files: list[Path]) -> list[str]:
 
 
 def check_tied(files: list[Path], where: Path) -> None:
-    """ConfigError where a model that ties its lm_head to the embedding has a quantized one."""
+    """Raises ConfigError where a model that ties its lm_head to the embedding has a quantized one."""
     if words := stored_head(files):
         raise ConfigError(
             f"{where}: tie_word_embeddings: expected false, since the files have an lm_head of its own, quantized "
@@ -52,7 +52,7 @@ def check_tied(files: list[Path], where: Path) -> None:
 
 
 def _difference(expected: Mapping[str, TensorSpec], found: Shapes) -> str:
-    """In words, of the names and shapes; "" if there is none."""
+    """The difference of the names and shapes in words; "" if there is none."""
     if missing := [word for word in expected if word not in found]:
         return f"expected {', '.join(expected)}, found {', '.join(found) or 'no tensors'} (no {', '.join(missing)})"
     for word, spec in expected.items():
@@ -62,7 +62,7 @@ def _difference(expected: Mapping[str, TensorSpec], found: Shapes) -> str:
 
 
 def form_of(found: Shapes, in_features: int, out_features: int) -> str:
-    """In words, which form a matrix's tensors have, and what to do about it."""
+    """A text that says which form a matrix's tensors have, and what to do about it."""
     correct = "correct quantization_config, or take the config.json that was written with these weights"
     if "qweight" in found and "scales" in found:
         return f"{_packed(found['qweight'][0], in_features, out_features)}; {_whether_g_idx(found)}{correct}"
@@ -97,7 +97,7 @@ def _whether_g_idx(found: Shapes) -> str:
 
 
 def tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """{name of a tensor in a whole model: its shape}, of headers alone."""
+    """{name of a tensor in a whole model: its shape}, from headers alone."""
     return {f"{part}.{word}": shape for part, found in _headers(files).items() for word, (shape, _) in found.items()}
 
 

@@ -74,7 +74,7 @@ def to_codes(values: Tensor, name: str) -> Tensor:
 
 
 def to_values(codes: Tensor, name: str) -> Tensor:
-    """float32, same shape: exactly what the codes stand for, in scales."""
+    """What the codes stand for exactly, in scales: float32, same shape."""
     if name == "e2m1":
         values = torch.tensor(E2M1_VALUES, device=codes.device)
         return torch.cat((values, -values))[codes.int()]
@@ -91,18 +91,18 @@ def _to_e2m1(values: Tensor) -> Tensor:
 
 
 def nearest_e4m3_scale(scales: Tensor) -> Tensor:
-    """float32, each rounded to e4m3; at least 2^-9, its smallest number, and at most 448."""
+    """Each scale rounded to e4m3, as float32; at least 2^-9, its smallest number, and at most 448."""
     return scales.float().clamp(2.0**-9, 448.0).to(torch.float8_e4m3fn).float()
 
 
 def e8m0_to_scales(bytes_: Tensor) -> Tensor:
-    """float32 2^(b - 127) of uint8 0 to 254. 255 stands for NaN, and becomes it."""
+    """The scales 2^(b - 127), float32, of uint8 0 to 254. 255 stands for NaN, and becomes it."""
     found = torch.ldexp(torch.ones_like(bytes_, dtype=torch.float32), bytes_.int() - E8M0_BIAS)
     return torch.where(bytes_ == 255, torch.full_like(found, torch.nan), found)
 
 
 def scales_to_e8m0(scales: Tensor) -> Tensor:
-    """uint8 of powers of two in float32. ValueError for others."""
+    """The bytes, uint8, of powers of two in float32. Raises ValueError for others."""
     mantissas, exponents = torch.frexp(scales.float())
     if bool((mantissas != 0.5).any()):
         raise ValueError("scales of MX formats: expected powers of two, got others")
@@ -112,7 +112,7 @@ def scales_to_e8m0(scales: Tensor) -> Tensor:
 def from_fnuz(codes: Tensor) -> Tensor:
     """torch.float8_e4m3fn from torch.float8_e4m3fnuz with twice the value: their scales are to be halved.
 
-    ValueError where there is none: NaN, and 240, whose bits are NaN in the other.
+    Raises ValueError where there is none: NaN, and 240, whose bits are NaN in the other.
     """
     bits = codes.view(torch.uint8)
     if wrong := int(((bits == 0x80) | (bits & 0x7F == 0x7F)).sum()):

@@ -43,14 +43,15 @@ class Part:
     inputs: dict[str, Tensor] = field(default_factory=dict)
 
     def bits(self) -> float:
-        """Of codes and scales, packed by something."""
+        """Bits of codes and scales, packed by something."""
         return self.scheme.bits_per_weight(tuple(self.codes.shape)) * self.codes.numel()
 
 
 @dataclass
 class Result:
-    """parts: in the order of the layer. errors: of each linear layer, |W - Q| / |W| (Frobenius), and with calibration
-    that of its output, |x (W - Q)^T| / |x W^T|. unseen: matrices that no calibration token reached, rounded to nearest.
+    """What became of a layer. parts: in the order of the layer. errors: for each linear layer |W - Q| / |W|
+    (Frobenius), and with calibration that of its output, |x (W - Q)^T| / |x W^T|. unseen: matrices that no calibration
+    token reached, rounded to nearest.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -67,9 +68,9 @@ def quantize_layer(
     rotation: Tensor | None = None,
     stored: torch.dtype | None = None,
 ) -> Result:
-    """rows: the residual stream before the layer, for a recipe that is calibrated; they are not moved on.
-    rotation: of a recipe that rotates; rows are rotated already. stored: the dtype of what is not rounded, when it is
-    written."""
+    """Quantizes a layer in place. rows: the residual stream before the layer, for a recipe that is calibrated; they are
+    not moved on. rotation: of a recipe that rotates; rows are rotated already. stored: the dtype of what is not
+    rounded, when it is written."""
     result = Result()
     if rotation is not None:
         rotate_layer(layer, rotation)
@@ -145,10 +146,10 @@ def _round(layer: DecoderLayer, rows: Rows | None, linear: Linear, recipe: Recip
 
 
 def input_scales(scheme: Scheme, max_abs: Tensor | None, name: str) -> dict[str, Tensor]:
-    """What the checkpoint has for the inputs of a scheme whose activations are not scaled by themselves alone, float32
-    [1]: of a static scheme input_scale, what they are divided by; of NVFP4 input_global_scale, which divides the scale
-    of each group, so that the largest group's is e4m3's largest number. max_abs [in]: over the calibration tokens;
-    ValueError where no token reached the layer `name`."""
+    """What the checkpoint has for the inputs of a scheme whose activations do not set their scales by themselves alone,
+    float32 [1]: for a static scheme input_scale, what they are divided by; for NVFP4 input_global_scale, which divides
+    the scale of each group, so that the largest group's is e4m3's largest number. max_abs [in]: over the calibration
+    tokens. Raises ValueError where no token reached the layer `name`."""
     if max_abs is None:
         raise ValueError(
             f"calibration: expected tokens that reach {name}, whose inputs are scaled by what was seen of them, got "
@@ -165,7 +166,7 @@ def input_scales(scheme: Scheme, max_abs: Tensor | None, name: str) -> dict[str,
 def round_into(
     target: Tensor, original: Tensor, linear: Linear, gram: Tensor | None, scheme: Scheme, recipe: Recipe
 ) -> list[Part]:
-    """target [out, in] becomes what stands for `original`, the matrix of the layer `linear`. gram: None: rounded to
+    """Fills target [out, in] with what stands for `original`, the matrix of the layer `linear`. gram: None: rounded to
     nearest, whatever the recipe says. Returns the checkpoint's matrices as they are stored."""
     parts = []
     for piece in _pieces(linear, scheme):
@@ -186,7 +187,7 @@ def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) 
 
 
 def round_head(weight: Tensor, scheme: Scheme, gram: Tensor | None, recipe: Recipe) -> Part:
-    """lm_head [vocab_size, hidden_size], some rows at a time where these share no scale. gram [hidden_size,
+    """Rounds lm_head [vocab_size, hidden_size], some rows at a time where these share no scale. gram [hidden_size,
     hidden_size], of what the last norm gives: rounded as the recipe says; None: to nearest."""
     alone = scheme.per in ("channel", "group") and scheme.scales != "e4m3"
     pieces = [_codes(rows.float(), gram, scheme, recipe) for rows in weight.split(_HEAD_ROWS if alone else len(weight))]
@@ -199,8 +200,8 @@ def round_head(weight: Tensor, scheme: Scheme, gram: Tensor | None, recipe: Reci
 
 
 def _pieces(linear: Linear, scheme: Scheme) -> list[slice]:
-    """Rows that are rounded together: a part by itself where rows share scales, else all parts (so that parts of one
-    product have one tensor scale)."""
+    """Slices of rows that are rounded together: a part by itself where rows share scales, else all parts (so that parts
+    of one product have one tensor scale)."""
     if scheme.per in ("tensor", "block"):
         return [rows for _, rows in part_rows(linear)]
     return [slice(0, linear.out_features)]

@@ -1,5 +1,5 @@
-"""The same function with a few inputs that stand out, as large language models have them (LLM.int8(), Dettmers et al.
-2022): to try methods on a model that has none of its own.
+"""Models with a few inputs that stand out, as large language models have them (LLM.int8(), Dettmers et al. 2022), to
+try methods on a model that has none of its own. The function stays the same.
 
 A norm's weight is multiplied by a power of 2 in some channels, and what reads it is divided by it there. So every
 product has the same terms as before, but the matrix has columns that are too small for the scales that they share, and
@@ -25,8 +25,8 @@ BEHIND_NORMS = ("qkv_proj", "gate_up_proj")
 
 @torch.inference_mode()
 def plant(layer: DecoderLayer, channels: Sequence[int], exponent: int = 6) -> None:
-    """In place: what both norms give becomes 2^exponent times as large in `channels`, and the matrices behind make up
-    for it. ValueError for channels that are not there, and as of `folds`."""
+    """Makes what both norms give 2^exponent times as large in `channels`, in place; the matrices after them make up for
+    it. Raises ValueError for channels that are not there, and see `folds`."""
     size = layer.config.hidden_size
     if not channels or min(channels) < 0 or max(channels) >= size:
         raise ValueError(f"channels: expected numbers from 0 to {size - 1}, got {list(channels)}")
@@ -38,8 +38,8 @@ def plant(layer: DecoderLayer, channels: Sequence[int], exponent: int = 6) -> No
 
 
 def plant_folder(source: Path, out: Path, channels: Sequence[int], exponent: int = 6) -> None:
-    """The model of folder `source` with the same outliers in all layers, into the folder `out`, which is made. In the
-    checkpoint's dtype: multiplying by a power of 2 rounds nothing, short of its smallest numbers."""
+    """Writes the model of folder `source` with the same outliers in all layers into the folder `out`, which is made. It
+    keeps the checkpoint's dtype: multiplying by a power of 2 rounds nothing, short of its smallest numbers."""
     layers = Layers(source)
     dtype = getattr(torch, layers.config.dtype)
     out.mkdir()

@@ -14,7 +14,7 @@ _WORD = 32
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
-    """[rows, n] integers 0 to 2^bits - 1 -> [rows, ceil(n bits / 32)] int32, padded with zeros. bits: 1 to 8."""
+    """Packs codes [rows, n], 0 to 2^bits - 1, into int32 [rows, ceil(n bits / 32)], padded with zeros. bits: 1 to 8."""
     count = -(-codes.shape[1] * bits // _WORD)
     padded = F.pad(codes.to(torch.uint8), (0, -codes.shape[1] % _WORD)).unflatten(1, (-1, _WORD))
     words = torch.zeros(*padded.shape[:2], bits, dtype=torch.int32, device=codes.device)
@@ -27,7 +27,7 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """What `pack_words` packed, [rows, count] int32."""
+    """The codes that `pack_words` packed, [rows, count] int32."""
     padded = F.pad(words, (0, -words.shape[1] % bits)).unflatten(1, (-1, bits))
     starts = torch.arange(0, _WORD * bits, bits, device=words.device)
     word, shift = starts // _WORD, (starts % _WORD).int()
@@ -40,11 +40,11 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """[rows, n] integers 0 to 15, n even -> [rows, n / 2] uint8: as NVFP4 and MXFP4 are stored."""
+    """Packs codes [rows, n], integers 0 to 15, n even, into uint8 [rows, n / 2], as NVFP4 and MXFP4 are stored."""
     low, high = codes.to(torch.uint8).unflatten(1, (-1, 2)).unbind(2)
     return low | high << 4
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
-    """What `pack_nibbles` packed: [rows, n] uint8."""
+    """The codes that `pack_nibbles` packed: [rows, n] uint8."""
     return torch.stack((packed & 15, packed >> 4), 2).flatten(1)

@@ -237,5 +237,5 @@ def tensor_scale_of(part: Pieces) -> Tensor:
 
 
 def cat_bytes(codes: Sequence[Tensor]) -> Tensor:
-    """One below the other, of int8 or float8, which torch cannot always join."""
+    """Tensors of int8 or float8 one below the other, which torch cannot always join."""
     return torch.cat([part.view(torch.uint8) for part in codes]).view(codes[0].dtype)

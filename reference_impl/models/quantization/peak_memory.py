@@ -14,8 +14,8 @@ _HESSIANS = 3  # the Gram, its copy that is factored, and a matrix [in, in] on t
 
 
 def peak_bytes(config: ModelConfig, recipe: Recipe, largest: int, rows: int = 0, length: int = 0) -> int:
-    """largest: bytes of the checkpoint's largest tensor. rows, length: of calibration tokens, for a recipe that is
-    calibrated. Of methods that rotate nothing:
+    """The most bytes of tensors at once. largest: bytes of the checkpoint's largest tensor. rows, length: of
+    calibration tokens, for a recipe that is calibrated. For methods that rotate nothing:
 
     rounded to nearest, whatever is folded before: two layers in float32, and the largest tensor;
     GPTQ: a layer in float32, and three Hessians of its widest matrix, if that is more;
@@ -38,7 +38,7 @@ def peak_bytes(config: ModelConfig, recipe: Recipe, largest: int, rows: int = 0,
 
 
 def bytes_of_layer(config: ModelConfig) -> int:
-    """A layer in float32."""
+    """Bytes of a layer in float32."""
     layer = _layer(config)
     return sum(linear.in_features * linear.out_features for linear in linears_of(layer)) * FLOAT32 + sum(
         norm.nbytes for norm in layer.norms().values()

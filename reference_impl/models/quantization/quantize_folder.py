@@ -50,9 +50,9 @@ _ROWS = 4096  # of a matrix that is rotated at once
 
 @dataclass
 class Job:
-    """tokens [rows, length]: for a recipe that is calibrated. form: None: packed, or dense where no packed form has
-    the recipe's numbers. progress(done, of): after each layer, also those of an earlier run. notes: further entries of
-    the report."""
+    """What to quantize, and how. tokens [rows, length]: for a recipe that is calibrated. form: None: packed, or dense
+    where no packed form has the recipe's numbers. progress(done, of): called after each layer, also for those of an
+    earlier run. notes: further entries of the report."""
 
     source: Path
     out: Path
@@ -68,8 +68,9 @@ class Job:
 
 
 def quantize_folder(job: Job) -> dict[str, Any]:
-    """Writes the folder job.out and returns its report. ValueError where it is there and not empty, where what is done
-    so far is of another job or another process works at it, and for a recipe that does not fit the model."""
+    """Writes the folder job.out and returns its report. Raises ValueError where the folder is there and not empty,
+    where what is done so far is of another job or another process works at it, and for a recipe that does not fit the
+    model."""
     _check(job)
     layers = Layers(job.source)
     run = _Run(job, layers)
@@ -103,7 +104,7 @@ class _Run:
         self.form = job.form or form_for(self.schemes)
 
     def file(self, number: int) -> Path:
-        """Of layer `number`; beyond the layers, of the other tensors, one each."""
+        """The file of layer `number`; beyond the layers, of the other tensors, one each."""
         of = self.layers.config.num_layers + len(self.others)
         return self.job.work / f"model-{number + 1:05}-of-{of:05}.safetensors"
 
@@ -124,7 +125,7 @@ class _Run:
         self._stream(index).unlink(missing_ok=True)
 
     def finish(self) -> dict[str, Any]:
-        """All that belongs to no layer; then the folder is a model."""
+        """Writes all that belongs to no layer; then the folder is a model. Returns the report."""
         work, count = self.job.work, self.layers.config.num_layers
         for place, name in enumerate(self.others):
             if not self.file(count + place).exists():
@@ -147,7 +148,7 @@ class _Run:
         return report
 
     def _rows(self, index: int) -> Rows:
-        """The stream before layer `index`: of an earlier run, or of the embedding."""
+        """The stream before layer `index`, from an earlier run or from the embedding."""
         assert self.job.tokens is not None
         decoder, ids = self.layers.front(self.job.tokens)
         if self.rotation is not None:
@@ -203,7 +204,8 @@ class _Run:
         return self.form.config(raw, self.schemes, ignored(self.layers.config, "lm_head" not in self.schemes))
 
     def _layer_report(self, result: Result, written: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-        """bits: of what is written, if that is packed; else of codes and scales, if something packed them."""
+        """A layer's report. bits: of what is written, if that is packed; else of codes and scales, if something packed
+        them."""
         bits: dict[str, float] = {part.name: part.bits() for part in result.parts}
         if not isinstance(self.form, Dense):
             bits = {name: 8 * sum(tensor.nbytes for tensor in found.values()) for name, found in written.items()}
@@ -234,7 +236,8 @@ class _Run:
         }
 
     def _head_report(self) -> dict[str, Any]:
-        """bytes: of all tensors of a quantized lm_head. untied: whether it was the embedding's before, which stays."""
+        """The report of lm_head. bytes: of all its tensors. untied: whether it was the embedding's before, which
+        stays."""
         if "lm_head" not in self.schemes:
             return {}
         file = self.file(self.layers.config.num_layers + self.others.index("lm_head.weight"))
@@ -250,7 +253,7 @@ def _check(job: Job) -> None:
 
 
 def _same_job(job: Job, layers: Layers, form: Form) -> None:
-    """What is done so far must be of this job; or nothing is, and this job's description is written down."""
+    """Raises ValueError where what is done so far is of another job; writes this job down where nothing is done."""
     now = as_json({
         "recipe": asdict(job.recipe), "form": form.name,
         "calibration": None if job.tokens is None else digest(job.tokens.numpy().tobytes()),

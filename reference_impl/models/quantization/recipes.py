@@ -50,11 +50,11 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """scheme: the name of one, or names by linear layer, "mixed" precision. rounding: see `gptq.py`; rtn is rounding to
-    nearest. scaling: of inputs, folded before (`awq.py`, `smoothquant.py`). rotate: the residual stream first
-    (`rotation.py`), with the signs that `seed` gives. group_size: None: the largest of GROUPS that divides the inputs.
-    lm_head: its scheme, rounded and clipped as the layers are (scaling is not applied to it); None: as it is. A tied
-    one then no longer is.
+    """A method. scheme: the name of one, or names by linear layer, "mixed" precision. rounding: see `gptq.py`; rtn is
+    rounding to nearest. scaling: of inputs, folded before (`awq.py`, `smoothquant.py`). rotate: the residual stream
+    first (`rotation.py`), with the signs that `seed` gives. group_size: None: the largest of GROUPS that divides the
+    inputs. lm_head: its scheme, rounded and clipped as the layers are (scaling is not applied to it); None: it stays as
+    it is. A tied one then no longer is.
     """
 
     scheme: str = "int4"
@@ -81,7 +81,7 @@ class Recipe:
         return any(scheme.activations is not None and scheme.activations.in_checkpoint for scheme in known)
 
     def head_scheme(self, in_features: int) -> Scheme | None:
-        """Of lm_head. ValueError as of `scheme_of`, and for inputs whose scale comes from calibration."""
+        """lm_head's scheme. Raises ValueError, see `scheme_of`, also for inputs whose scale comes from calibration."""
         if self.lm_head is None:
             return None
         scheme = replace(self, scheme=self.lm_head, by_layer={}).scheme_of("lm_head", in_features)
@@ -93,7 +93,7 @@ class Recipe:
         return scheme
 
     def scheme_of(self, name: str, in_features: int) -> Scheme:
-        """Of the linear layer `name`. ValueError where its inputs are no whole groups."""
+        """The scheme of the linear layer `name`. Raises ValueError where its inputs are no whole groups."""
         known = self.by_layer.get(name, self.scheme)
         if known not in SCHEMES:
             raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {known!r}")

@@ -18,7 +18,7 @@ from reference_impl.models.quantization.hadamard import random_rotation
 
 @torch.inference_mode()
 def fold_norms(layer: DecoderLayer) -> None:
-    """Both norms' weights become 1; what reads them is multiplied by what they were."""
+    """Makes both norms' weights 1, and multiplies what reads them by what they were."""
     found = folds(layer)
     for name, norm in (("qkv_proj", layer.input_norm), ("gate_up_proj", layer.mlp_norm)):
         matrix(found[name].linear).mul_(norm)
@@ -27,8 +27,8 @@ def fold_norms(layer: DecoderLayer) -> None:
 
 @torch.inference_mode()
 def rotate_layer(layer: DecoderLayer, rotation: Tensor) -> None:
-    """The layer for a residual stream x Q instead of x, which it gives back rotated, too. rotation: Q [hidden, hidden],
-    orthogonal, float64. Its norms are folded first."""
+    """Changes the layer for a residual stream x Q instead of x, which it gives back rotated, too. rotation: Q [hidden,
+    hidden], orthogonal, float64. The layer's norms are folded first."""
     c = layer.config
     _check(rotation, c.hidden_size)
     fold_norms(layer)
@@ -49,13 +49,13 @@ def rotate_layer(layer: DecoderLayer, rotation: Tensor) -> None:
 
 
 def rotated_embedding(embedding: Tensor, rotation: Tensor) -> Tensor:
-    """[vocab_size, hidden_size] in the dtype of the embedding: what writes a rotated stream."""
+    """The embedding that writes a rotated stream: [vocab_size, hidden_size] in the dtype of the embedding."""
     return (embedding.double() @ rotation).to(embedding.dtype)
 
 
 def rotated_head(head: Tensor, norm: Tensor, rotation: Tensor) -> Tensor:
-    """[vocab_size, hidden_size]: reads the rotated stream behind a norm whose weight, `norm`, it has taken over. That
-    unties tied embeddings: the head is another matrix than the embedding then."""
+    """The head [vocab_size, hidden_size] that reads the rotated stream after a norm whose weight, `norm`, it has taken
+    over. That unties tied embeddings: the head is another matrix than the embedding then."""
     return (head.double() * norm.double() @ rotation).to(head.dtype)
 
 

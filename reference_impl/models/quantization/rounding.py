@@ -14,7 +14,7 @@ INT4_REACH, INT8_REACH = 7.5, 127  # the largest magnitude, in scales
 
 
 def group_size_for(in_features: int) -> int:
-    """The largest of 128, 64 and 32 that divides in_features. ValueError where none does."""
+    """The largest of 128, 64 and 32 that divides in_features. Raises ValueError where none does."""
     for size in GROUP_SIZES:
         if in_features % size == 0:
             return size
@@ -28,7 +28,7 @@ def quantize_int4(weight: Tensor, group_size: int, dtype: torch.dtype) -> tuple[
     """(codes, scales) with weight [out, in] about (codes - 8) x scale.
 
     codes [out, in] uint8, 0 to 15; scales [in / group_size, out] in dtype, largest magnitude of the group / 7.5: code
-    15 stands for what lies around 7 scales, to 7.5 on the far side. Zero stays zero. An error of at most scale / 2,
+    15 stands for what lies around 7 scales, to 7.5 on the far side. Zero stays zero. An error is at most scale / 2,
     plus 7.5 scale times the relative rounding of the scale (2^-9 in bfloat16).
     """
     codes, scales = _round(weight.unflatten(1, (-1, group_size)), INT4_REACH, dtype)
@@ -38,7 +38,7 @@ def quantize_int4(weight: Tensor, group_size: int, dtype: torch.dtype) -> tuple[
 def quantize_int8(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(codes, scales) with weight [out, in] about codes x scale.
 
-    codes [out, in] int8, -127 to 127; scales [1, out] in dtype, largest magnitude of the row / 127. An error of at most
+    codes [out, in] int8, -127 to 127; scales [1, out] in dtype, largest magnitude of the row / 127. An error is at most
     scale / 2.
     """
     codes, scales = _round(weight, INT8_REACH, dtype)
@@ -46,7 +46,7 @@ def quantize_int8(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _round(weight: Tensor, reach: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The last dimension shares a scale; codes are not clamped yet.
+    """(codes, scales), where the last dimension shares a scale; codes are not clamped yet.
 
     A scale is at least 2^7 of the smallest steps of its dtype: so it is not 0, and its rounding moves no code by more
     than a half.

@@ -53,10 +53,10 @@ def scan(
     keep: Callable[[Costs], object] = lambda costs: None,
 ) -> Costs:
     """{linear layer: {name of a scheme: its cost}}. model: whole and not quantized; it is as before when this returns.
-    tokens [rows, length]: predictions for all of them are held, twice, rows x length x vocab_size float32.
-    choices: names of schemes; bits are those of the tensors that a packed checkpoint has. known: costs of layers that
-    were scanned before, which are not scanned again. keep: gets all costs so far, after each layer. ValueError as of
-    `Recipe.scheme_of`, and for no choice."""
+    tokens [rows, length]: predictions for all of them are held, twice, rows x length x vocab_size float32. choices:
+    names of schemes; bits are those of the tensors that a packed checkpoint has. known: costs of layers that were
+    scanned before, which are not scanned again. keep: gets all costs so far, after each layer. Raises ValueError for no
+    choice, and see `Recipe.scheme_of`."""
     if not choices:
         raise ValueError("choices: expected names of schemes, got none")
     rows = Rows.of(model, tokens)
@@ -94,10 +94,10 @@ def scan_folder(
     choices: Sequence[str],
     progress: Callable[[int, int], object] = lambda done, of: None,
 ) -> tuple[Costs, int]:
-    """(`scan` of a folder's model, how many weights its linear layers have). load: gives the model; not asked where
+    """(`scan` of a folder's model, how many weights its linear layers have). load: gives the model; not called where
     nothing is left to scan. out: where `quantize_folder` will write; what an earlier run has found for it is taken from
-    there. progress(done, of): linear layers. ValueError as of `scan` and `quantize_folder`, and where an earlier scan
-    for `out` was of something else."""
+    there. progress(done, of): linear layers. Raises ValueError, see `scan` and `quantize_folder`, also where an earlier
+    scan for `out` was of something else."""
     check_places(out)
     layers, work = Layers(source), work_of(out)
     shapes = _shapes(layers, recipe, choices)
@@ -120,7 +120,7 @@ def scan_folder(
 
 
 def _known(file: Path, now: dict[str, Any]) -> Costs:
-    """What is written down of an earlier scan. ValueError where it was of something else."""
+    """The costs of an earlier scan that are written down. Raises ValueError where that was of something else."""
     if not file.exists():
         return {}
     before = json.loads(file.read_text("utf-8"))
@@ -129,12 +129,12 @@ def _known(file: Path, now: dict[str, Any]) -> Costs:
 
 
 def plain(costs: Costs) -> dict[str, Any]:
-    """For JSON."""
+    """The costs as plain values for JSON."""
     return {layer: {name: asdict(cost) for name, cost in found.items()} for layer, found in costs.items()}
 
 
 def _shapes(layers: Layers, recipe: Recipe, choices: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """{linear layer: (out, in)} of a model; nothing is read. ValueError for a choice that does not fit one."""
+    """{linear layer: (out, in)} of a model; nothing is read. Raises ValueError for a choice that does not fit one."""
     found = {}
     for index in range(layers.config.num_layers):
         for linear in linears_of(new_layer(layers.config, index, torch.float32, torch.device("meta"))):
@@ -145,7 +145,7 @@ def _shapes(layers: Layers, recipe: Recipe, choices: Sequence[str]) -> dict[str,
 
 
 def stored_bits(part: Part) -> int:
-    """Of all tensors of a matrix in a packed checkpoint; where none has its numbers, of codes and scales."""
+    """Bits of all tensors of a matrix in a packed checkpoint; where none has its numbers, of codes and scales."""
     if not has_form(part.scheme):
         return round(part.bits())
     inputs = part.scheme.activations
@@ -154,13 +154,13 @@ def stored_bits(part: Part) -> int:
 
 
 def _rounded(linear: Linear, recipe: Recipe) -> tuple[list[Part], Tensor]:
-    """Changes the matrix; returns it as it was, too."""
+    """Rounds the matrix in place; returns its parts, and the matrix as it was."""
     scheme, weight = recipe.scheme_of(linear.name, linear.in_features), matrix(linear)
     original = weight.clone()
     return round_into(weight, original, linear, None, scheme, recipe), original
 
 
 def _predictions(model: Decoder, stream: Tensor) -> Tensor:
-    """[rows x length, vocab_size] float32: log-probabilities."""
+    """Log-probabilities, [rows x length, vocab_size] float32."""
     hidden = model.normalize(stream.flatten(0, 1), model.norm, model.config.norm_eps)
     return model.logits(hidden).float().log_softmax(-1)

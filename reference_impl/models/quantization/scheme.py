@@ -24,8 +24,8 @@ EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an 
 
 @dataclass(frozen=True)
 class Activations:
-    """How a product rounds its input before it multiplies. per "group": of inputs, group_size each. scales: as of a
-    `Scheme`; of "e4m3" the checkpoint has what each is divided by, one number for the tensor (NVFP4), or, of torchao,
+    """How a product rounds its input before it multiplies. per "group": group_size inputs share a scale. scales: see
+    `Scheme`; with "e4m3" the checkpoint has what each is divided by, one number for the tensor (NVFP4), or, of torchao,
     what each is multiplied with, if that is not dynamic. rule: whose rule chooses scales of a byte."""
 
     numbers: Literal["int8", "e4m3", "e2m1"]
@@ -77,7 +77,7 @@ class Scheme:
             raise ValueError(f"scales='e8m0': expected floats, {', '.join(EXPONENT)}, got {self.numbers}")
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Of a matrix [out, in]: how many scales there are, by rows and columns. ValueError for a part of a group."""
+        """How many scales a matrix [out, in] has, by rows and columns. Raises ValueError for a part of a group."""
         rows, columns = shape
         if self.per == "group":
             assert self.group_size is not None
@@ -89,7 +89,7 @@ class Scheme:
         return (rows, 1) if self.per == "channel" else (1, 1)
 
     def bits_per_weight(self, shape: tuple[int, ...]) -> float:
-        """Of a matrix [out, in], stored packed: codes, scales, zero points (as wide as a code) and tensor scale."""
+        """Bits per weight, [out, in] stored packed: codes, scales, zero points (as wide as a code) and tensor scale."""
         bits, scale_bits = FORMATS[self.numbers].bits, 8 * self.scale_dtype.itemsize if self.scales == "float" else 8
         scales = prod(self.scale_shape(shape)) * (scale_bits + (0 if self.symmetric else bits))
         return bits + (scales + (32 if self.scales == "e4m3" else 0)) / prod(shape)
@@ -110,15 +110,15 @@ class Fitted:
     tensor_scale: Tensor | None = None
 
     def steps(self) -> Tensor:
-        """float32, the shape of scales: what a code is multiplied with."""
+        """What a code is multiplied with, float32, the shape of scales."""
         return self.scales if self.tensor_scale is None else self.scales * self.tensor_scale
 
 
 def fit(weight: Tensor, scheme: Scheme, tensor_scale: Tensor | None = None) -> Fitted:
-    """From the extremes of what shares a scale (ternary: from the mean magnitude).
+    """The scales from the extremes of what shares a scale (ternary: from the mean magnitude).
 
-    weight [out, in] of any float dtype, or columns of it that make whole groups. tensor_scale: of the whole matrix, for
-    columns of a matrix whose scheme has one. ValueError for numbers that are not finite.
+    weight [out, in] of any float dtype, or columns of it that make whole groups. tensor_scale: that of the whole
+    matrix, for columns of a matrix whose scheme has one. Raises ValueError for numbers that are not finite.
     """
     if not bool(weight.isfinite().all()):
         raise ValueError("weight: expected finite numbers, got NaN or infinity")
@@ -150,7 +150,7 @@ def encode(weight: Tensor, scheme: Scheme, fitted: Fitted) -> Tensor:
 
 
 def decode(codes: Tensor, scheme: Scheme, fitted: Fitted) -> Tensor:
-    """float32 [out, in]: the weight that the codes stand for."""
+    """The weight that the codes stand for, float32 [out, in]."""
     values = to_values(codes, scheme.numbers)
     if fitted.zeros is not None:
         values = values - spread(fitted.zeros, scheme, codes.shape)
@@ -182,8 +182,8 @@ def _extremes(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 
 def _rounded_scales(exact: Tensor, scheme: Scheme) -> Tensor:
-    """In scheme.scale_dtype, as float32. At least 2^7 of its smallest steps: so no scale is 0, and its rounding moves
-    no code by more than a half."""
+    """The scales in scheme.scale_dtype, as float32. They are at least 2^7 of its smallest steps: so no scale is 0, and
+    its rounding moves no code by more than a half."""
     info = torch.finfo(scheme.scale_dtype)
     smallest = max(2**7 * info.tiny * info.eps, torch.finfo(torch.float32).tiny)
     return exact.clamp(smallest, info.max).to(scheme.scale_dtype).float()

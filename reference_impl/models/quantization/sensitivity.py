@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """bits: of the layer's weight in a scheme, scales included. harm: what it does to the model, 0 for none."""
+    """The cost of a scheme. bits: of the layer's weight, scales included. harm: what it does to the model, 0 for
+    none."""
 
     bits: int
     harm: float
@@ -22,7 +23,7 @@ class Cost:
 def allocate(costs: Mapping[str, Mapping[str, Cost]], budget: int) -> dict[str, str]:
     """{layer: scheme} of least harm in sum with at most `budget` bits. costs: {layer: {scheme: Cost}}.
 
-    ValueError where even the smallest schemes do not fit.
+    Raises ValueError where even the smallest schemes do not fit.
     """
     for layer, choices in costs.items():
         if not choices:
@@ -51,7 +52,7 @@ def allocate(costs: Mapping[str, Mapping[str, Cost]], budget: int) -> dict[str, 
 
 
 def _pareto(table: dict[int, tuple[float, tuple]]) -> dict[int, tuple[float, tuple]]:
-    """Without entries that another beats in bits and harm."""
+    """The table without entries that another beats in bits and harm."""
     kept, least = {}, float("inf")
     for bits in sorted(table):
         if table[bits][0] < least:

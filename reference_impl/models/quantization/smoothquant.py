@@ -15,8 +15,8 @@ _LEAST = 1e-5  # of a reach: an input that is never used gets no infinite scale
 
 
 def smoothing(activation_reach: Tensor, weight_reach: Tensor, alpha: float = 0.5) -> Tensor:
-    """s [in]. activation_reach [in]: the largest |x_j| in calibration; weight_reach [in]: the largest |W_ij| of all
-    matrices that read x. alpha: from 0 to 1, how much of the difficulty goes over to the weights."""
+    """The scales s [in]. activation_reach [in]: the largest |x_j| in calibration; weight_reach [in]: the largest |W_ij|
+    of all matrices that read x. alpha: from 0 to 1, how much of the difficulty goes over to the weights."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha: expected a number from 0 to 1, got {alpha}")
     if activation_reach.shape != weight_reach.shape or activation_reach.dim() != 1:
@@ -28,5 +28,5 @@ def smoothing(activation_reach: Tensor, weight_reach: Tensor, alpha: float = 0.5
 
 
 def weight_reach(*weights: Tensor) -> Tensor:
-    """[in]: the largest magnitude of each input's weights, over matrices [out, in] that read the same x."""
+    """The largest magnitude of each input's weights, [in], over matrices [out, in] that read the same x."""
     return torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)

@@ -1,7 +1,7 @@
 """Linear layers whose weights come quantized from the checkpoint: kept as they lie there, decoded for each product.
 
-What a step needs of memory beyond that is one decoded part of one layer, in float32 and in the dtype of the model.
-Right on any device, and slower than a layer in 16 bits: these products have no kernel of their own.
+Beyond that a step needs memory for one decoded part of one layer, in float32 and in the dtype of the model. It is right
+on any device, and slower than a layer in 16 bits: these products have no kernel of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stored:
         return f"Stored({self.named_layouts()}; multiplied as {self.dtype} after decoding)"
 
     def named_layouts(self) -> str:
-        """Each once, for people."""
+        """The names of the layouts as a text, each once."""
         return ", ".join(map(str, dict.fromkeys(self.layouts.values())))
 
     def tensors_of(self, part: str, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
@@ -62,7 +62,7 @@ class Stored:
         params[f"{start}.{name}"] = tensor.to(self.device)
 
     def _check_shape(self, name: str, tensor: Tensor, start: int) -> None:
-        """compressed-tensors says the shape of a packed matrix a second time, in a tensor."""
+        """Raises ValueError for a wrong shape of a packed matrix; compressed-tensors repeats the shape in a tensor."""
         expected = [list(self._rows.values())[self.starts().index(start)], self.in_features]
         if name == "weight_shape" and tensor.tolist() != expected:
             raise ValueError(f"expected {expected}, the matrix's [outputs, inputs], found {tensor.tolist()}")
@@ -71,24 +71,24 @@ class Stored:
         pass
 
     def starts(self) -> list[int]:
-        """First output of each part."""
+        """The first output of each part."""
         return [0, *itertools.accumulate(self._rows[part] for part in self.layouts)][:-1]
 
     def layout_at(self, start: int) -> Layout:
-        """Of the part that begins at output `start`."""
+        """The layout of the part that begins at output `start`."""
         return dict(zip(self.starts(), self.layouts.values(), strict=True))[start]
 
     def weight(self, params: dict[str, Tensor], start: int, in_features: int) -> Tensor:
-        """float32 [rows, in] of the part that begins at output `start`."""
+        """The weight of the part that begins at output `start`, float32 [rows, in]."""
         return self.layout_at(start).weight(self.tensors_at(params, start), in_features)
 
     def tensors_at(self, params: dict[str, Tensor], start: int) -> dict[str, Tensor]:
-        """{last word of its name in the checkpoint: tensor} of the part that begins at output `start`."""
+        """{last word of its name in the checkpoint: tensor}, for the part that begins at output `start`."""
         prefix = f"{start}."
         return {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
 
     def input_scale(self, params: dict[str, Tensor], start: int) -> Tensor | None:
-        """What the checkpoint has to round the input with, of the part that begins at output `start`."""
+        """What the checkpoint has to round the input of the part that begins at output `start`; None: nothing."""
         names = (f"{start}.{word}" for word in _INPUT_SCALES)
         return next((params[name] for name in names if name in params), None)
 
@@ -104,8 +104,8 @@ class Stored:
 
 
 def round_activations(x: Tensor, activations: Activations, scale: Tensor | None = None) -> Tensor:
-    """x [rows, in] as its codes stand for it, in its own dtype: in which products of 4-bit formats are so emulated.
-    scale: of a static one, float []; of NVFP4 its input_global_scale."""
+    """x [rows, in] as its codes stand for it, in its own dtype: products of 4-bit formats are emulated in it. scale: of
+    a static scheme, float []; of NVFP4 its input_global_scale."""
     wide = x.float()
     if activations.per == "group":
         assert activations.group_size is not None
@@ -119,7 +119,7 @@ def round_activations(x: Tensor, activations: Activations, scale: Tensor | None 
 
 
 def _round_asymmetric(wide: Tensor, activations: Activations) -> Tensor:
-    """int8 from the least to the largest number of a token or of all, 0 among them, as torchao 0.18 rounds them."""
+    """x in int8 from the least to the largest number of a token or of all, 0 among them, as in torchao 0.18."""
     numbers = FORMATS[activations.numbers]
     assert numbers.least is not None
     assert numbers.most is not None
@@ -133,7 +133,7 @@ def _round_asymmetric(wide: Tensor, activations: Activations) -> Tensor:
 
 
 def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:
-    """What codes are multiplied with, as compressed-tensors 0.20 chooses it; where the rule says so, torchao 0.18."""
+    """What codes are multiplied with, as in compressed-tensors 0.20; where the rule says so, as in torchao 0.18."""
     if activations.rule == "torchao":
         return _steps_of_torchao(wide, activations, scale)
     if not activations.dynamic:
@@ -154,8 +154,8 @@ def _steps(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tens
 
 
 def _steps_of_torchao(wide: Tensor, activations: Activations, scale: Tensor | None) -> Tensor:
-    """Of MX the least power of two with which no number is too large (RCEIL). Of NVFP4 an e4m3 from 2^-6 on, times one
-    number for all: the checkpoint's, or what makes the largest 448."""
+    """What codes are multiplied with: for MX the least power of two with which no number is too large (RCEIL); for
+    NVFP4 an e4m3 from 2^-6 on, times one number for all: the checkpoint's, or what makes the largest 448."""
     reach = FORMATS[activations.numbers].reach
     largest = wide.abs().amax(-1, keepdim=True)
     if activations.scales == "e8m0":

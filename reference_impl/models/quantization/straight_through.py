@@ -15,7 +15,7 @@ from reference_impl.models.quantization.scheme import Scheme, decode, encode, fi
 
 
 def straight_through(weight: Tensor, scheme: Scheme) -> Tensor:
-    """[out, in] in the dtype of weight: rounded to nearest, with the gradient of weight itself."""
+    """The weight rounded to nearest, with the gradient of weight itself: [out, in] in its dtype."""
     with torch.no_grad():
         fitted = fit(weight, scheme)
         rounded = decode(encode(weight, scheme, fitted), scheme, fitted).to(weight.dtype)
@@ -33,7 +33,7 @@ class _Through(torch.autograd.Function):
 
 
 class Rounded(nn.Module):
-    """For `torch.nn.utils.parametrize`: a module computes with the rounded weight and learns the exact one."""
+    """Rounds for `torch.nn.utils.parametrize`: a module computes with the rounded weight and learns the exact one."""
 
     def __init__(self, scheme: Scheme):
         super().__init__()

@@ -42,7 +42,7 @@ def has_form(scheme: Scheme) -> bool:
 
 
 def without_form(schemes: Iterable[Scheme]) -> list[str]:
-    """In words, those that the format has no form for."""
+    """The schemes that the format has no form for, in words."""
     return sorted(
         {
             one.numbers + (f" with {one.scales} scales per {one.group_size}" if _GROUPS[one.scales] else "")
@@ -53,8 +53,8 @@ def without_form(schemes: Iterable[Scheme]) -> list[str]:
 
 
 def specs_of(scheme: Scheme, in_features: int, out_features: int, packed: bool | None = None) -> dict[str, TensorSpec]:
-    """Of a matrix [out, in]. packed: integers in words, or in bytes of their own ("int-quantized", "naive-quantized");
-    None: as `in_words` says. ValueError for a scheme that the format has no form for."""
+    """The tensors of a matrix [out, in]. packed: integers in words, or in bytes of their own ("int-quantized",
+    "naive-quantized"); None: as `in_words` says. Raises ValueError for a scheme that the format has no form for."""
     words = in_words(scheme) if packed is None else packed and FORMATS[scheme.numbers].least is not None
     shape = scheme.scale_shape((out_features, in_features))
     bits, found = FORMATS[scheme.numbers].bits, {}

@@ -102,7 +102,7 @@ class TorchAo:
         return (codes.float() - zeros.repeat_interleave(rows, 0)) * scales.repeat_interleave(rows, 0)
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
-        """None where zero points are floats, and not 0."""
+        """The codes; None where zero points are floats, and not 0."""
         codes, scales, zeros = self._parts(tensors, in_features)
         if zeros is not None and not bool(zeros.any()):
             zeros = None
@@ -134,8 +134,8 @@ class TorchAo:
 
 
 def torchao_layouts(folder: Path, files: Sequence[Path]) -> LayoutOf:
-    """Of a model's matrices, as the files' headers say. ConfigError for files without such headers, and for tensors
-    that are not read, by name."""
+    """The layouts of a model's matrices, as the files' headers say. Raises ConfigError for files without such headers,
+    and for tensors that are not read, by name."""
     headers = _headers(files)
     if not headers:
         raise ConfigError(
@@ -152,7 +152,7 @@ def torchao_layouts(folder: Path, files: Sequence[Path]) -> LayoutOf:
 
 
 def refuse_pickled(folder: Path) -> None:
-    """ConfigError where a folder has no safetensors but a pickle."""
+    """Raises ConfigError where a folder has no safetensors but a pickle."""
     pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
     if pickled and not list(folder.glob("*.safetensors")):
         raise ConfigError(
@@ -163,7 +163,7 @@ def refuse_pickled(folder: Path) -> None:
 
 
 def _headers(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """What is no JSON object of torchao's form is left out."""
+    """The JSON objects of the files' headers that have torchao's form."""
     found: dict[str, dict[str, Any]] = {}
     for file in files:
         try:

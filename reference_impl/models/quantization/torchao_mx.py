@@ -92,7 +92,7 @@ class TorchAoGroups:
 
 
 def unswizzled(scales: Tensor, rows: int, columns: int) -> Tensor:
-    """[rows, columns] of tiles as cuBLAS takes them, whatever shape they lie in."""
+    """Scales [rows, columns] out of tiles as cuBLAS takes them, whatever shape they lie in."""
     down, across = ceil(rows / _TILE_ROWS), ceil(columns / _TILE_COLUMNS)
     tiles = scales.reshape(down, across, _TILE_ROWS // _SIDE_BY_SIDE, _SIDE_BY_SIDE, _TILE_COLUMNS)
     whole = tiles.permute(0, 3, 2, 1, 4).reshape(down * _TILE_ROWS, across * _TILE_COLUMNS)

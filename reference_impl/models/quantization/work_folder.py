@@ -23,7 +23,7 @@ def work_of(out: Path) -> Path:
 
 
 def check_places(out: Path) -> None:
-    """ValueError unless `out` can be made, and its work folder is this module's or is not there."""
+    """Raises ValueError unless `out` can be made, and its work folder is this module's or is not there."""
     work = work_of(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: expected a folder that is not there yet or is empty, found one with something in it")
@@ -42,7 +42,7 @@ def made_of(source: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def same(now: dict[str, Any], before: dict[str, Any], work: Path) -> None:
-    """ValueError where what was written down of an earlier run is of something else. now: as JSON gives it back."""
+    """Raises ValueError where what an earlier run has written down is of something else. now: as JSON gives it back."""
     if differs := [name for name in now if now[name] != before.get(name)]:
         raise ValueError(
             f"{work}: expected what an earlier run of the same job has left, found another "
@@ -52,7 +52,7 @@ def same(now: dict[str, Any], before: dict[str, Any], work: Path) -> None:
 
 @contextlib.contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """ValueError while another process is here."""
+    """Keeps other processes out of the work folder. Raises ValueError while another one is here."""
     with (work / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,14 +62,14 @@ def alone(work: Path) -> Iterator[None]:
 
 
 def save(tensors: dict[str, Tensor], file: Path) -> None:
-    """Whole or not at all."""
+    """Writes tensors into a file, whole or not at all."""
     new = file.with_name(file.name + ".tmp")
     save_file(tensors, new, metadata={"format": "pt"})
     _place(new, file)
 
 
 def write_json(value: object, file: Path) -> None:
-    """Whole or not at all."""
+    """Writes a value into a file, whole or not at all."""
     new = file.with_name(file.name + ".tmp")
     new.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
     _place(new, file)
@@ -91,7 +91,7 @@ def flush(folder: Path) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """As JSON gives it back."""
+    """The value as JSON gives it back."""
     return json.loads(json.dumps(value))
 
 
