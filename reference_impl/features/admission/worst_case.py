@@ -1,5 +1,5 @@
-"""Admission that promises completion: a request is admitted when all that it may ever have fits, so that none is
-preempted, unless windows come and go, and fewer run (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
+"""Admission that promises completion: a request is admitted when all that it may ever have fits. So fewer requests run,
+and none is preempted unless layers have sliding windows (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from reference_impl.interfaces import Request
 
 
 def most_tokens(request: Request) -> int:
-    """All but its last token, which is never read."""
+    """The most tokens of a request that need blocks: all but its last one, which is never read."""
     return max(request.num_tokens, request.max_total_tokens - 1)

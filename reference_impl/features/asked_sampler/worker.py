@@ -1,7 +1,7 @@
-"""Samplers that are asked for tokens, with logits and requests, and waited for: any function `Sampler` describes.
+"""Samplers that are called with logits and requests, and waited for: any function that `Sampler` describes.
 
-What the engine's own samplers need of a request lies in arrays. A function of a lab, or one of your own, reads the
-request itself (`interfaces.Asking`), so its tokens are kept up to date on the host, and steps cannot overlap.
+The engine's own samplers read arrays. A lab's function, or one of your own, reads the request itself
+(`interfaces.Asking`), so its tokens are kept up to date on the host, and steps cannot overlap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Seen:
 
 
 class SeesRequests(WorkerFeature):
-    """Keeps requests on the host, by slot, whatever the sampler is: one that is asked may be installed later."""
+    """Keeps requests on the host, by slot, with any sampler, since one that is asked may be installed later."""
 
     def __init__(self) -> None:
         self.seen: dict[int, Seen] = {}
@@ -72,11 +72,11 @@ class AskingPart(StepPart):
         run.sampler = self.sampler
 
     def move_scores(self, run: StepRun) -> None:
-        """Last of all parts: then the sampler is called."""
+        """Gives the sampler its requests. This part is the last, so the sampler is called next."""
         self.sampler.requests = self._asking(run)
 
     def _asking(self, run: StepRun) -> list[Seen]:
-        """Of each of the logits its request, as it is if the drafts before are right."""
+        """The request of each of the logits, with the drafts before it as its own tokens."""
         seen = [self.seen[run.batch.slots[row]] for row in run.batch.sampling]
         if not run.batch.drafts:
             return seen
@@ -107,7 +107,7 @@ class AskingPart(StepPart):
 
 
 class Asked(TorchSampler):
-    """In the place of a sampler that is launched, for one step. requests: of each of the logits."""
+    """Stands for one step in the place of a sampler that is launched. requests: one for each of the logits."""
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler

@@ -48,7 +48,7 @@ class ContiguousAllocator:
         self._used: dict[str, int] = {}
 
     def allocate(self, request_id: str, max_len: int) -> int | None:
-        """The first of max_len adjacent slots; None (nothing changed) if no hole is as large."""
+        """Reserves max_len adjacent slots and returns the first; None, and nothing changed, if no hole is as large."""
         if max_len < 1 or request_id in self.runs:
             raise ValueError(f"request {request_id!r}: expected a new request and at least 1 slot, got {max_len}")
         fitting = [(length if self.fit == "best" else 0, start) for start, length in self.holes if length >= max_len]
@@ -62,14 +62,14 @@ class ContiguousAllocator:
         return start
 
     def write(self, request_id: str, num_tokens: int) -> None:
-        """The request has num_tokens in memory now, of those reserved for it."""
+        """Notes that the request has num_tokens in memory now, of those reserved for it."""
         reserved = self.runs[request_id][1]
         if not 0 <= num_tokens <= reserved:
             raise ValueError(f"request {request_id!r}: {num_tokens} tokens do not fit the {reserved} slots reserved")
         self._used[request_id] = num_tokens
 
     def free(self, request_id: str) -> None:
-        """The run is a hole again, and one with the holes beside it. KeyError if there is no such request."""
+        """Makes the run a hole again, joined with the holes beside it. KeyError if there is no such request."""
         start, length = self.runs.pop(request_id)
         del self._used[request_id]
         index = bisect_left(self.holes, (start, 0))
@@ -82,9 +82,9 @@ class ContiguousAllocator:
         self.holes.insert(index, (start, length))
 
     def memory(self, final: Mapping[str, int], wanted: int) -> MemoryUse:
-        """Every slot's use now. final: how many tokens each request will have at its end, which only hindsight knows.
+        """How every slot is used now. final: how many tokens each request will have at its end, known in hindsight.
 
-        wanted: length of the run that the next request needs; smaller holes are of no use to it.
+        wanted: the length of the run that the next request needs; smaller holes are of no use to it.
         """
         for request_id, (_, length) in self.runs.items():
             if not self._used[request_id] <= final[request_id] <= length:

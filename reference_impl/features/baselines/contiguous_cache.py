@@ -28,7 +28,7 @@ class ContiguousKVCache:
         self.lengths = [0] * rows
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """(keys, values), each [rows, max_len, num_kv_heads, head_dim]."""
+        """The (keys, values) of a layer, each [rows, max_len, num_kv_heads, head_dim]."""
         return self.data[layer, 0], self.data[layer, 1]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:
@@ -58,7 +58,7 @@ class ContiguousAttention:
 
 @torch.inference_mode()
 def generate_contiguous_cache(model: Decoder, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """Greedy, all prompts together; returns the new token ids of each."""
+    """Generates greedily for all prompts together; returns the new token ids of each."""
     max_len = max(map(len, prompts)) + max_new_tokens
     cache = ContiguousKVCache(model, len(prompts), max_len)
     c = model.config

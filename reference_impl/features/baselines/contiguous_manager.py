@@ -31,7 +31,7 @@ class ContiguousKVManager:
         return True
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """The step will write them: there is room, and they count as used."""
+        """Counts the tokens that the step will write as used; there is always room for them."""
         self.allocator.write(request.id, request.num_computed_tokens + num_tokens)
         return True
 
@@ -54,5 +54,5 @@ class ContiguousKVManager:
 
     @property
     def num_available(self) -> int:
-        """Free blocks, whether a request can have them or not."""
+        """The number of free blocks, whether a request can have them or not."""
         return sum(length for _, length in self.allocator.holes) // self.block_size

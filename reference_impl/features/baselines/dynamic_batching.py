@@ -1,4 +1,4 @@
-"""Dynamic batching: static batches that wait for more requests, but not for long (as batchers of model servers do)."""
+"""Dynamic batching: static batches that wait for more requests, but not for long, like batchers of model servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DynamicBatching(StaticBatching):
         return super().schedule(now)
 
     def next_event(self, now: float) -> float | None:
-        """When the window closes for waiting requests; None if it has, or if there is work already."""
+        """When the window closes for waiting requests, in seconds; None if it has, or if there is work already."""
         if self.running or not self.waiting or len(self.waiting) >= self.max_num_seqs:
             return None
         closes = self.waiting[0].arrival + self.window

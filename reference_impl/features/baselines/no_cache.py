@@ -16,7 +16,7 @@ from reference_impl.kernels import reference
 
 
 class RecomputeAttention:
-    """Keys and values live for one pass only: they are used and forgotten."""
+    """Attention without a cache: keys and values are used in one pass and forgotten."""
 
     def __init__(self, scale: float, softcap: float | None = None):
         self.scale, self.softcap = scale, softcap
@@ -31,7 +31,7 @@ class RecomputeAttention:
 
 @torch.inference_mode()
 def generate_no_cache(model: Decoder, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """Greedy; returns the new token ids. model: a Decoder; prompt: token ids."""
+    """Generates greedily; returns the new token ids. prompt: token ids."""
     c = model.config
     attention = RecomputeAttention(c.attention_scale, c.attention_softcap)
     tokens = list(prompt)

@@ -15,9 +15,9 @@ def ragged_batch(
     device: torch.device,
     layer_windows: Sequence[int | None] = (None,) * 256,
 ) -> Batch:
-    """rows: (new tokens, how many came before them). Every row's last token gets logits.
+    """The batch of these rows. rows: (new tokens, how many came before them). Every row's last token gets logits.
 
-    layer_windows: what each layer sees; without it, every layer of a model of up to 256 sees everything.
+    layer_windows: the window of each layer; by default all of up to 256 layers see everything.
     """
     lens = [len(tokens) for tokens, _ in rows]
     ends = torch.tensor(lens, device=device).cumsum(0)

@@ -20,8 +20,8 @@ class StaticBatching(WholeRequests):
     The third cost is really paid: a row that has ended computes its last position again, at what a decoding row of
     its length costs, and nothing is sampled. The fourth is only counted: the engine's prompts are ragged.
 
-    stream_is_open: more requests will come, so wait for a full batch, and until then have no work; set it to False
-    when the last has come.
+    stream_is_open: whether more requests will come, so that a batch waits until it is full; set it to False when the
+    last has come.
     """
 
     def __init__(self, kv: KVManager, max_num_seqs: int, stream_is_open: bool = False):
@@ -37,7 +37,7 @@ class StaticBatching(WholeRequests):
         return bool(self.running) or self.may_start()
 
     def schedule(self, now: float) -> StepPlan:
-        """Every request in the batch gets a row, even with nothing left to compute."""
+        """The next step's plan: every request in the batch gets a row, even with nothing left to compute."""
         entered: list[Request] = []
         if not self.running:
             entered = self._let_in() if self.may_start() else []

@@ -1,7 +1,7 @@
 """What schedulers before paging have in common: a request gets all of its memory at once and computes its prompt whole.
 
-In order of arrival; no request is preempted, and no budget limits a step: a prompt of any length is computed in one,
-and the whole batch waits for it. Several samples of one prompt (n > 1) are as many requests that share nothing.
+Requests enter in order of arrival. None is preempted, and no budget limits a step: a prompt of any length is computed
+in one, and the whole batch waits for it. Samples of one prompt (n > 1) are separate requests that share nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reference_impl.interfaces import KVManager, Request, RequestState, Row, Ste
 
 
 class WholeRequests:
-    """The bookkeeping; the scheduler that builds on it decides when a request may enter and leave.
+    """The bookkeeping of such schedulers; a subclass decides when a request may enter and leave.
 
     max_num_seqs: rows in a batch. The memory reserved is that of the longest output: max_total_tokens - 1 slots (the
     last token is never read), in the engine's paged cache. What contiguous reservation wastes beyond that is counted
@@ -36,7 +36,7 @@ class WholeRequests:
         request.children = []
 
     def abort(self, request_id: str) -> None:
-        """Frees what the request holds, now; KeyError if there is none of this name."""
+        """Ends a request and frees what it holds. KeyError if there is none of this name."""
         for queue in (self.running, self.waiting):
             for request in queue:
                 if request.id == request_id:
@@ -58,7 +58,8 @@ class WholeRequests:
         return len(self.running)
 
     def _let_in(self) -> list[Request]:
-        """As many of the first waiting requests as there are free rows and blocks for."""
+        """Lets in as many of the first waiting requests as there are free rows and blocks for, and returns them.
+        RuntimeError if one does not fit even alone."""
         entered = []
         while self.waiting and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
@@ -81,14 +82,14 @@ class WholeRequests:
         return StepPlan(self._step_id, tuple(rows), transfers=self.kv.take_transfers(), admitted=admitted)
 
     def row_of(self, request: Request) -> Row:
-        """All tokens that the request has yet to compute: its prompt, or one token."""
+        """The request's row: all tokens that it has yet to compute, its prompt or one token."""
         num_tokens = request.num_missing_tokens
         if not self.kv.reserve(request, num_tokens):
             raise RuntimeError(f"request {request.id!r} has no block, although all its memory was reserved")
         return Row(request.id, request.num_computed_tokens, num_tokens, samples=True)
 
     def _append(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Sampled tokens join their requests; returns those for which it was the last: they have a finish_reason."""
+        """Appends sampled tokens to their requests; returns those that ended, which now have a finish_reason."""
         running = {request.id: request for request in self.running}
         ended = []
         for row in plan.rows:

@@ -13,20 +13,21 @@ from reference_impl.interfaces import ForksRequests, Request, RequestState
 
 
 class Branches:
-    """Those of an engine's requests."""
+    """The branches of an engine's requests."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self._num_forked = 0
 
     def add_samples(self, request: Request) -> None:
-        """Its other samples become its `children`, which are forked when its prompt is computed."""
+        """Makes the request's other samples its `children`, which are forked when its prompt is computed."""
         request.children = [self._child(request, i, f"{request.id}/{i}") for i in range(1, request.sampling.n)]
 
     def fork(self, request_id: str, token: int) -> Request:
-        """A request of its own that begins like a held one and goes on with `token`; it shares the blocks so far.
+        """Adds a request that begins like a held one and goes on with `token`; it shares the blocks so far.
 
-        The branch is held too. Use it before `append`, and `append` for the branch that stays. Errors as of `append`.
+        The branch is held too. Fork before `append`, and use `append` for the branch that stays. Errors: see `append`,
+        and ValueError for a scheduler that does not fork.
         """
         engine = self.engine
         if not isinstance(engine.scheduler, ForksRequests):
@@ -41,7 +42,7 @@ class Branches:
         return child
 
     def append(self, request_id: str, token: int) -> None:
-        """A held request goes on with `token`: its own sampled tokens are reported and not appended.
+        """Appends `token` to a held request, whose own sampled tokens are reported and not appended.
 
         ValueError if it is not held, if the token is not in the vocabulary, or if it has all the tokens it may have.
         """

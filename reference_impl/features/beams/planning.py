@@ -1,5 +1,5 @@
-"""A request that was forked gets a slot of its own, and its tokens from its parent's: what the worker has is not sent
-again. It extends `Planner.opened`.
+"""A forked request gets a slot of its own and takes its first tokens from its parent's: what the worker has is not sent
+again. This extends `Planner.opened`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ForkingPlanner(Planner):
         return opened if fork_of is None else opened._replace(tokens=opened.tokens[fork_of[1] :], fork_of=fork_of)
 
     def _parent_of(self, sent: Sent) -> tuple[int, int] | None:
-        """As `Opened.fork_of`: of tokens that the worker did not sample."""
+        """The value of `Opened.fork_of`, for tokens that the worker did not sample; None: all tokens are sent."""
         request = sent.request
         parent = None if request.parent_id is None else self.sent.get(request.parent_id)
         if parent is None or parent.opened_in == sent.opened_in:

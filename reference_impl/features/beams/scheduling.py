@@ -1,7 +1,7 @@
 """Requests that branch: several samples of one prompt (n > 1), and held requests, whose tokens are chosen outside of
 the engine (beam search).
 
-Branches share the blocks of what they have in common, and each writes into blocks of its own (copy-on-write, as
+Branches share the blocks of what they have in common, and each writes into blocks of its own (copy-on-write, from
 PagedAttention, Kwon et al. 2023).
 """
 
@@ -22,7 +22,7 @@ class Branching(SchedulerFeature):
             self.scheduler.requests[child.id] = child  # so that it can be aborted; it gets its rank when it is forked
 
     def computed(self, request: Request) -> None:
-        """When a prompt is computed, the other samples share it. Each computes the prompt's last token again, into a
+        """Forks the other samples when the prompt is computed. Each computes the prompt's last token again, into a
         block of its own, and draws from its logits."""
         if request.children and not request.num_missing_tokens:
             for child in request.children:
@@ -31,7 +31,7 @@ class Branching(SchedulerFeature):
             request.children = []
 
     def withdraws(self, request: Request) -> bool:
-        """A sample that was not forked yet. With a parent that ends, those of its samples end, too."""
+        """Whether the request is a sample that was not forked yet. When a parent ends, so do these samples."""
         parent = None if request.parent_id is None else self.scheduler.requests.get(request.parent_id)
         if parent is None or request not in parent.children:
             return False
@@ -39,8 +39,8 @@ class Branching(SchedulerFeature):
         return True
 
     def stuck(self, plan: OpenPlan) -> None:
-        """If all running requests are held, they wait for other held ones, which may be queued behind a request that
-        does not fit until the held ones end: only here may some overtake."""
+        """Lets held requests overtake in the queue. If all running requests are held, they wait for other held ones,
+        which may be queued behind a request that does not fit until the held ones end."""
         s = self.scheduler
         for request in [request for request in s.waiting if request.holds]:
             if plan.budget and s.enter(request, plan):
@@ -49,8 +49,8 @@ class Branching(SchedulerFeature):
 
 
 class Held:
-    """The `Outcome` of a held request: its tokens are reported and not appended, once for each length of its text. It
-    is sampled from at the length that it has; preempted, it computes its tokens again and does not sample again."""
+    """The `Outcome` of a held request: what is sampled for it is reported and not appended, once for each length of its
+    text. After a preemption it computes its tokens again and does not sample again."""
 
     def __init__(self) -> None:
         self.sampled_at = -1  # with how many tokens it was sampled from last

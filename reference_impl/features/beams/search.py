@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # any engine with `fork` and `append` (`engine.py` beside thi
 
 @dataclass(frozen=True)
 class Beam:
-    """tokens: generated, with the end token if it has one. score: log-probability / length ** length_penalty."""
+    """A text found. tokens: generated, with the end token if it has one. score: log-probability / length **
+    length_penalty."""
 
     tokens: tuple[int, ...]
     logprob: float
@@ -43,7 +44,8 @@ def beam_search(
     length_penalty: float = 1.0,
     step: Callable[[], StepResult] | None = None,
 ) -> list[Beam]:
-    """The `width` best texts found, best first. step: what to call for a step if others use the engine too."""
+    """The `width` best texts found, best first. step: called for each step; needed if others use the engine too.
+    ValueError if all beams may not fit at once; RuntimeError if one fails."""
     _check_room(engine, len(prompt) + max_tokens, width)
     step = step or engine.step
     params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=2 * width, ignore_eos=True)
@@ -79,7 +81,7 @@ def beam_search(
 
 
 def _check_room(engine: Engine, longest: int, width: int) -> None:
-    """Held beams wait for each other, so all of them must fit at once, even if they come to share nothing."""
+    """Raises ValueError unless all beams fit at once, even if they share nothing: held beams wait for each other."""
     seats, blocks = engine.config.max_num_seqs, width * -(-longest // engine.config.block_size) * len(engine.kv_specs)
     if not 1 <= width <= seats:
         raise ValueError(f"width: expected between 1 and max_num_seqs = {seats}, got {width}")
@@ -92,8 +94,8 @@ def _check_room(engine: Engine, longest: int, width: int) -> None:
 
 
 def _wait_for(requests: Sequence[Request], step: Callable[[], StepResult]) -> None:
-    """Steps until each has been sampled from: under a small budget, or after a preemption, they are not in step.
-    RuntimeError where one has failed."""
+    """Runs steps until each request has been sampled from: under a small budget, or after a preemption, that takes
+    several. RuntimeError if one has failed."""
     missing = {request.id for request in requests}
     while missing:
         missing -= step().tokens.keys()
@@ -113,7 +115,8 @@ def _best_candidates(beams: Sequence[_Candidate], n: int) -> list[_Candidate]:
 
 
 def _branch(engine: Engine, beams: Sequence[_Candidate], going_on: Sequence[_Candidate]) -> list[_Candidate]:
-    """Each chosen continuation becomes a beam; the last of a parent's is the parent itself, the others are forks."""
+    """Makes each chosen continuation a beam, and aborts beams without one. The last of a parent's is the parent itself,
+    the others are forks."""
     last = {candidate.parent.id: candidate for candidate in going_on}
     branches = []
     for candidate in going_on:

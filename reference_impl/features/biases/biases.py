@@ -1,8 +1,8 @@
-"""Scores that a request moves by token: what `logit_bias` adds, what `allowed_token_ids` leaves, and what `min_tokens`
+"""Changes to single tokens' scores: what `logit_bias` adds, what `allowed_token_ids` leaves, and what `min_tokens`
 rules out for now.
 
-All depend on the request and the position alone: nothing is kept from step to step, and a step that is computed anew,
-ahead, or with wrong drafts before a position sees the same.
+All depend on the request and the position alone: nothing is kept from step to step, and a step that is computed again,
+ahead, or with wrong drafts before a position gets the same changes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def has_biases(sampling: SamplingParams) -> bool:
 
 
 def bias_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
-    """Of the logits with these parameters, each biased token: row, token, bias [B]. None: there is none."""
+    """The biased tokens in logits with these parameters: row, token, bias [B]. None: there are none."""
     found = [(row, token, bias) for row, p in enumerate(params) for token, bias in (p.logit_bias or {}).items()]
     return _arrays(found, ("row", "token", "bias"))
 
 
 def allowed_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
-    """Of the logits with allowed_token_ids, each such token: row, token [A]. None: there is none."""
+    """The allowed tokens in logits with allowed_token_ids: row, token [A]. None: no logits have them."""
     found = [(row, token) for row, p in enumerate(params) for token in p.allowed_token_ids or ()]
     return _arrays(found, ("row", "token"))
 
 
 def floor_arrays(params: Sequence[SamplingParams], prompts: Sequence[int], ends: Sequence[int]) -> Arrays | None:
-    """Of the logits whose requests have min_tokens, each token that would end one: row, token, and floor, the first
-    position that it may have [F]. None: there is none.
+    """The tokens that would end a text, in logits whose requests have min_tokens: row, token, and floor, the first
+    position that the token may have, [F]. None: there are none.
 
-    prompts: tokens of each prompt. ends: the model's end tokens.
+    prompts: the length of each prompt in tokens. ends: the model's end tokens.
     """
     found = [
         (row, token, prompt + p.min_tokens)
@@ -53,7 +53,8 @@ def _arrays(found: Sequence[tuple[float, ...]], names: Sequence[str]) -> Arrays 
 
 
 def biased(logits: Tensor, arrays: Arrays) -> Tensor:
-    """A new tensor, in float32 at least. logits [rows, vocab_size]; arrays: `bias_arrays`, whose pairs are distinct."""
+    """The logits [rows, vocab_size] with the biases added: a new tensor, float32 at least. arrays: `bias_arrays`, each
+    (row, token) at most once."""
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     t = to_device(arrays, logits.device)
     at = t["row"], t["token"]
@@ -61,7 +62,7 @@ def biased(logits: Tensor, arrays: Arrays) -> Tensor:
 
 
 def restricted(scores: Tensor, arrays: Arrays) -> Tensor:
-    """A new tensor, -inf in the rows of arrays but at their tokens. scores [rows, vocab_size]; arrays: of
+    """The scores [rows, vocab_size] with -inf, in the rows of arrays, for all but their tokens: a new tensor. arrays:
     `allowed_arrays`."""
     t = to_device(arrays, scores.device)
     at = t["row"], t["token"]
@@ -70,8 +71,8 @@ def restricted(scores: Tensor, arrays: Arrays) -> Tensor:
 
 
 def floored(scores: Tensor, arrays: Arrays, position: Tensor) -> Tensor:
-    """A new tensor, -inf where a token would end its text too early. scores [rows, vocab_size]; position [rows]: of the
-    token that is sampled there; arrays: `floor_arrays`, without tokens that the model does not have."""
+    """The scores [rows, vocab_size] with -inf where a token would end its text too early: a new tensor. position
+    [rows]: that of the token sampled there; arrays: `floor_arrays`, without tokens that the model does not have."""
     t = to_device(arrays, scores.device)
     at = t["row"], t["token"]
     kept = scores[at].masked_fill(position[t["row"]] < t["floor"], -torch.inf)
@@ -79,14 +80,14 @@ def floored(scores: Tensor, arrays: Arrays, position: Tensor) -> Tensor:
 
 
 def moved(scores: Tensor, requests: Sequence[Opened]) -> Tensor:
-    """With their `logit_bias`. scores [rows, vocab_size], of these requests."""
+    """The scores [rows, vocab_size] of these requests with their `logit_bias`."""
     arrays = bias_arrays([request.sampling for request in requests])
     return scores if arrays is None else biased(scores, arrays)
 
 
 def left_over(scores: Tensor, requests: Sequence[Opened], ends: Sequence[int], position: Tensor) -> Tensor:
-    """Without what `allowed_token_ids` and `min_tokens` rule out. scores, requests: as of `moved`; ends, position: as
-    of `floor_arrays` and `floored`."""
+    """The scores [rows, vocab_size] of these requests with -inf for what `allowed_token_ids` and `min_tokens` rule out.
+    ends: see `floor_arrays`; position: see `floored`."""
     params = [request.sampling for request in requests]
     allowed = allowed_arrays(params)
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""Requests whose sampling names tokens that the model does not have are refused."""
+"""Refuses requests whose sampling parameters name tokens that the model does not have."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from reference_impl.interfaces import Request
 
 
 def check_tokens(request: Request, config: ModelConfig) -> None:
-    """ValueError for tokens outside the vocabulary in logit_bias, in allowed_token_ids, or in stop_token_ids with
-    min_tokens, where min_tokens rules out all that are allowed, and for bad_words without their grammar."""
+    """Raises ValueError for tokens outside the vocabulary in logit_bias, in allowed_token_ids, or in stop_token_ids
+    with min_tokens, if min_tokens rules out all that are allowed, and for bad_words without their grammar."""
     sampling = request.sampling
     if sampling.bad_words and request.grammar is None:
         raise ValueError("bad_words: an engine has no tokenizer, which makes tokens of words: use LLM.generate")

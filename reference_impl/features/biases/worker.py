@@ -1,5 +1,5 @@
-"""Scores that requests move by token (`SamplingParams.logit_bias`, `allowed_token_ids`, `min_tokens`), in two features:
-biases come before penalties, as in vLLM, and what the others rule out stays out behind them."""
+"""Changes of single tokens' scores (`SamplingParams.logit_bias`, `allowed_token_ids`, `min_tokens`), in two features:
+biases come before penalties, as in vLLM, and what is ruled out comes after them, so that it stays out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reference_impl.interfaces import Opened
 
 
 class Biases(ForRequests):
-    """Adds `logit_bias`. A sampler that is asked does this by itself."""
+    """Adds `logit_bias`, unless the sampler is asked: such a sampler does this itself."""
 
     def is_asked(self, request: Opened) -> bool:
         return bool(request.sampling.logit_bias)
@@ -37,7 +37,7 @@ class BiasPart(StepPart):
 
 
 class Exclusions(ForRequests):
-    """Rules out what `allowed_token_ids` leaves out, and ends of texts before `min_tokens`. ends: the model's end
+    """Rules out all but `allowed_token_ids`, and tokens that end a text before `min_tokens`. ends: the model's end
     tokens."""
 
     def __init__(self, ends: Sequence[int]):
@@ -66,5 +66,5 @@ class ExclusionPart(StepPart):
 
 
 def requests_of(run: StepRun) -> list[Opened]:
-    """Of each of the step's logits its request."""
+    """The request of each of the step's logits."""
     return [run.worker.slots.host[run.batch.slots[row]] for row in run.batch.sampling]

@@ -16,8 +16,8 @@ _MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", 
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments that came as a JSON object in a text: an object, written as the text that was sent. A template
-    that fails with it gets the text itself (`tried`)."""
+    """A call's arguments that came as a text with a JSON object: a dict whose str() is the text that was sent. A
+    template that fails with it gets the text itself (`tried`)."""
 
     def __init__(self, value: dict[str, Any], text: str):
         super().__init__(value)
@@ -28,7 +28,7 @@ class Arguments(dict[str, Any]):
 
 
 class MessageError(ValueError):
-    """place: where in the messages or tools, as "messages.0.content.1"."""
+    """An error in messages or tools. place: where it is, such as "messages.0.content.1"."""
 
     def __init__(self, place: str, why: str):
         super().__init__(f"{place}: {why}")
@@ -36,10 +36,11 @@ class MessageError(ValueError):
 
 
 def as_messages(messages: Sequence[Any], parts_are_read: bool = True) -> list[dict[str, Any]]:
-    """Copies, as templates take them: without fields that are None, and a call's arguments as an object, where they are
-    one in a text. Other texts of arguments stay texts.
+    """Copies of the messages in the form that templates take: without fields that are None, and with a call's arguments
+    as an object where their text is one. Other texts of arguments stay texts.
 
-    parts_are_read: the template can read a list of parts; if not, it gets their text as one. Raises MessageError.
+    parts_are_read: whether the template can read a list of parts; if not, it gets them joined to one text. Raises
+    MessageError.
     """
     if isinstance(messages, (str, bytes, Mapping)):
         raise MessageError("messages", f"expected a list of messages, got {type(messages).__name__}")
@@ -50,7 +51,7 @@ def as_messages(messages: Sequence[Any], parts_are_read: bool = True) -> list[di
 
 
 def plain(value: Any, place: str, depth: int = 0) -> Any:
-    """A copy made of JSON's types; an object of pydantic's becomes a dict. Raises MessageError for any other."""
+    """A copy made of JSON's types; a pydantic object becomes a dict. Raises MessageError for anything else."""
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if value is None or type(value) in (str, bool, int, float):
@@ -65,7 +66,7 @@ def plain(value: Any, place: str, depth: int = 0) -> Any:
 
 
 def texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Each text in it with its place, names of fields too."""
+    """Yields (place, text) for each text in value, also for names of fields."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -110,7 +111,8 @@ def _text_of(part: Any, place: str) -> str:
 
 
 def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Arguments come as texts from OpenAI's clients; most templates write them by tojson, which would quote them."""
+    """The calls of a message, with arguments as objects. OpenAI's clients send them as texts, which most templates,
+    writing them by tojson, would quote."""
     if not isinstance(calls, list):
         raise MessageError(place, f"expected a list, got {type(calls).__name__}")
     for number, call in enumerate(calls):
@@ -132,8 +134,8 @@ def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Arguments | str:
-    """The text itself where it is no object that a prompt could show: a model wrote it, and a cut-off one stays in the
-    history of its conversation."""
+    """The arguments as an object; the text itself where it is not a JSON object that a prompt can show: a model wrote
+    it, and one that was cut off stays in the history of its conversation."""
     try:
         found = plain(json.loads(text or "{}"), "")
         json.dumps(found, ensure_ascii=False).encode()
@@ -143,9 +145,9 @@ def _arguments(text: str) -> Arguments | str:
 
 
 def tried(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """The messages, each time with calls' arguments in another form, for a template that failed with the one before: as
-    they are; all as texts, as OpenAI's clients send them (DeepSeek's templates add them to others); all as objects,
-    where one that is no JSON object is an empty one, written as its text."""
+    """Yields the messages with calls' arguments in one form after another, for a template that failed with the form
+    before: as they are; all as texts, like OpenAI's clients send them (DeepSeek's templates add them to others); all as
+    objects, where a text that is no JSON object becomes an empty one, written as its text."""
     yield messages
     for form in (_text, _object):
         changed = [_with_arguments(message, form) for message in messages]

@@ -26,9 +26,9 @@ def shown_tools(tools: Sequence[Any] | None, choice: Any) -> Sequence[Any] | Non
 
 
 class ChatEncoder(PromptEncoder):
-    """With the chat templates of the folder, if it has some.
+    """A `PromptEncoder` with the chat templates of the folder, if it has some.
 
-    vocab_size: of the model; None: its tokenizer's tokens are not compared with it.
+    vocab_size: the model's; None: the tokenizer's tokens are not compared with it.
     """
 
     vocab_size: int | None = None
@@ -40,8 +40,8 @@ class ChatEncoder(PromptEncoder):
         self.templates = ChatTemplates(folder)
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:
-        """ValueError also for half a surrogate pair, which no tokenizer can encode, and for a special token that the
-        model does not have: files of the tokenizer may name more than it was trained with."""
+        """The token ids of a text. ValueError also for half a surrogate pair, which no tokenizer can encode, and for a
+        special token that the model does not have: the tokenizer's files may name more than it was trained with."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -58,7 +58,8 @@ class ChatEncoder(PromptEncoder):
         return tokens
 
     def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer. Arguments: see `chat_text`."""
+        """The token ids of a conversation, ready for the assistant's answer. Arguments and errors: see `chat_text`;
+        ValueError without a tokenizer."""
         text = self.chat_text(messages, tools, **options)
         if self.tokenizer is None:
             raise ValueError(f"{self.where} has no tokenizer.json: chat_text() gives the text")
@@ -77,9 +78,9 @@ class ChatEncoder(PromptEncoder):
         """The conversation in the model's chat template.
 
         messages: [{"role": ..., "content": ...}], see messages.py. tools: JSON schemas of functions, which the template
-        shows to the model. add_generation_prompt: with the beginning of an answer. continue_final_message: ends where
+        shows to the model. add_generation_prompt: add the beginning of an answer. continue_final_message: end where
         the last message's text ends, without what would close it. chat_template: a template, or the name of one of the
-        model's. chat_template_kwargs: further variables of the template, as enable_thinking or documents.
+        model's. chat_template_kwargs: further variables of the template, such as enable_thinking or documents.
         Raises ValueError: MessageError for a message, ChatTemplateError for a template.
         """
         if chat_template is None and not self.templates.named:
@@ -120,7 +121,7 @@ def _as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _mark(messages: list[dict[str, Any]]) -> str:
-    """Marks the end of the last message's text, and returns the text."""
+    """Marks the end of the last message's text, and returns the text. MessageError if it has none."""
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
@@ -134,7 +135,8 @@ def _mark(messages: list[dict[str, Any]]) -> str:
 
 
 def _cut(text: str, continued: str, where: str) -> str:
-    """A template may have trimmed the text, and with it the mark's own space."""
+    """The rendered text up to the mark, behind which the template closes the message. It may have trimmed the text, and
+    with it the mark's own space. ValueError if it does not write the last message as it is."""
     mark = _CONTINUED.strip()
     if continued.strip() not in text or mark not in text:
         raise ValueError(f"{where}: continue_final_message: the template does not write the last message as it is")

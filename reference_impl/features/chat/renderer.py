@@ -1,8 +1,8 @@
 """Chat templates are rendered in a process of their own, within limits of processor time and memory.
 
-A chat template comes with a model's weights, from anywhere, and may be a loop without end. The process is started for
-the first template, serves its model's conversations, and is replaced where a template used up its limits: the engine
-goes on. Processor time, not that of the clock: a busy machine refuses nothing that an idle one takes.
+A chat template comes with a model's weights, from anywhere, and may loop forever. The process is started for the first
+template, serves its model's conversations, and is replaced when a template used up its limits: the engine goes on. The
+limit is processor time, not time on the clock: a busy machine refuses nothing that an idle one takes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ChatTemplateError(ValueError):
 
 
 class TooLong(Exception):
-    """The time is up, in the process that renders."""
+    """Raised in the process that renders, when the time is up."""
 
 
 class Renderer:
-    """The process of one model. seconds: of processor time, for one template and conversation."""
+    """The rendering process of one model. seconds: the limit of processor time for one template and conversation."""
 
     def __init__(self, seconds: float = SECONDS):
         self.seconds = seconds
@@ -43,15 +43,15 @@ class Renderer:
         self._lock = threading.Lock()
 
     def render(self, source: str, variables: Mapping[str, Any], where: str) -> str:
-        """The text of a chat template. where: what errors call it. Raises ChatTemplateError."""
+        """The text that a chat template makes. where: what errors call it. Raises ChatTemplateError."""
         return str(self._ask("render", where, source, variables, where))
 
     def check(self, source: str, where: str) -> None:
-        """Raises ChatTemplateError where it is no Jinja."""
+        """Raises ChatTemplateError if the source is not a Jinja template. where: what errors call it."""
         self._ask("check", where, source, where)
 
     def reads_parts(self, source: str, where: str) -> bool:
-        """The template can take a list of parts as a message's content."""
+        """Whether the template can take a list of parts as a message's content."""
         return bool(self._ask("reads_parts", where, source, where))
 
     def _ask(self, function: str, where: str, *arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def _too_long(seconds: float) -> str:
 
 
 def main() -> None:
-    """The process: answers one question after another, until no more can come."""
+    """Runs the process: answers one question after another, until its input ends."""
     import resource
 
     from reference_impl.features.chat import sandbox

@@ -1,7 +1,7 @@
 """A Jinja environment for chat templates, as `transformers` gives them one, and what their errors say.
 
 A chat template comes with a model's weights, from anywhere. Jinja's sandbox keeps it from files and Python's internals;
-from loops without end and texts without bound the process keeps it in which this runs: see renderer.py.
+the process in which this runs bounds its time and its memory: see renderer.py.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from reference_impl.features.chat.renderer import ChatTemplateError, TooLong
 
 
 class _Refusal(TemplateError):
-    """What a template says by raise_exception()."""
+    """The error of a template's raise_exception()."""
 
 
 def render(source: str, variables: Mapping[str, Any], where: str) -> str:
-    """The text of a chat template, without limits. where: what errors call it. Raises ChatTemplateError: what fails
-    first, if no form of the calls' arguments does better."""
+    """The text that a chat template makes, without limits. where: what errors call it. Raises ChatTemplateError with
+    the first failure, if no form of the calls' arguments works."""
     code = _compiled(source, where)
     failed: Exception | None = None
     for messages in tried(variables.get("messages", [])):
@@ -48,12 +48,12 @@ def render(source: str, variables: Mapping[str, Any], where: str) -> str:
 
 
 def check(source: str, where: str) -> None:
-    """Raises ChatTemplateError where it is no Jinja."""
+    """Raises ChatTemplateError if the source is not a Jinja template. where: what errors call it."""
     _compiled(source, where)
 
 
 def reads_parts(source: str, where: str) -> bool:
-    """The template can take a list of parts as a message's content."""
+    """Whether the template can take a list of parts as a message's content."""
     try:
         return goes_through_content(_sandbox().parse(source))
     except (TemplateError, RecursionError):
@@ -77,7 +77,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _line_of(error: BaseException) -> int:
-    """The template's line that ran last."""
+    """The line of the template that ran last."""
     line, frame = 1, error.__traceback__
     while frame is not None:
         template = frame.tb_frame.f_globals.get("__jinja_template__")
@@ -98,7 +98,8 @@ def _reason(error: Exception) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %}: marks what the assistant has written, for training. Here its text is what it is without."""
+    """The tag {% generation %}, which marks for training what the assistant has written. Here it leaves the text as it
+    is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -124,7 +125,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As json.dumps: the order stays, and HTML is not escaped, other than by Jinja's own filter."""
+    """The value by json.dumps: unlike in Jinja's own filter, keys keep their order and HTML is not escaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

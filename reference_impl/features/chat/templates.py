@@ -1,4 +1,4 @@
-"""The chat templates of a model's folder: where they are, what they are called, which one a conversation gets."""
+"""The chat templates of a model's folder: where they are, their names, and which one a conversation gets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ FILE, FURTHER = "chat_template.jinja", "additional_chat_templates"
 
 
 class ChatTemplates:
-    """Of a folder, by name; one alone is "default". special_tokens: what a template may name, as "bos_token".
+    """The chat templates of a folder, by name; a single one is "default". special_tokens: those that a template may
+    name, such as "bos_token".
 
-    None: no folder. Raises ValueError that names the file, and what was expected in it.
+    folder None: there are none. Raises ValueError with the file's name and what was expected in it.
     """
 
     def __init__(self, folder: Path | None):
@@ -36,16 +37,16 @@ class ChatTemplates:
             self._places = {name: str(file.relative_to(folder)) for name, file in files.items()}
 
     def take(self, file: Path) -> None:
-        """A template from elsewhere stands for all that the folder has. OSError, ValueError for what is no text."""
+        """Replaces all templates of the folder by the one in `file`. OSError or ValueError if it is not a text."""
         self.named, self._places = {"default": read_text(file)}, {"default": str(file)}
 
     def put(self, template: str, where: str, special_tokens: dict[str, str]) -> None:
-        """A template that is no file's. where: as errors call it."""
+        """Replaces all templates by this one, which has no file. where: what errors call it."""
         self.named, self._places = {"default": template}, {"default": where}
         self.special_tokens = special_tokens
 
     def broken(self) -> list[str]:
-        """Of each template that is no Jinja: which, and why."""
+        """An error text for each template that is not Jinja: which one, and why."""
         found = []
         for name, template in self.named.items():
             try:
@@ -55,8 +56,8 @@ class ChatTemplates:
         return found
 
     def choose(self, asked: str | None, has_tools: bool) -> tuple[str, str]:
-        """A template, and what errors call it. asked: a template's name, a template itself, or None: "tool_use" where
-        there are tools, else "default". Raises ValueError where there is none."""
+        """The template for a conversation, and what errors call it. asked: a template's name, a template itself, or
+        None: "tool_use" if there are tools and such a template, else "default". Raises ValueError if there is none."""
         if asked is not None and asked not in self.named:
             if "{" in asked:
                 return asked, "the given chat_template"

@@ -3,7 +3,7 @@
 hermes        text <tool_call>{"name": ..., "arguments": {...}}</tool_call> <tool_call>...      Hermes, Qwen 2.5 and 3
 llama3_json   {"name": ..., "parameters": {...}}; {...}, maybe behind text and <|python_tag|>   Llama 3.1 and later
 
-What is no call stays text, as it was written: JSON that is broken or something else, a tag that is never closed.
+Everything else stays text, as it was written: JSON that is broken or not a call, or a tag that is never closed.
 A call is given when it is complete; text as soon as it cannot be the beginning of one.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolCall:
-    """arguments: a JSON object as a text, as OpenAI's answers have it."""
+    """A call of a tool. arguments: a JSON object as a text, like in OpenAI's answers."""
 
     name: str
     arguments: str
@@ -29,8 +29,8 @@ Piece = str | ToolCall
 
 
 class ToolCallParser(ABC):
-    """Of one answer. Every character that is pushed is given back in order, or belongs to a call; white space before,
-    between and behind calls is dropped."""
+    """Finds the calls in one answer. Every character that is pushed is given back in order, or belongs to a call; white
+    space before, between and behind calls is dropped."""
 
     arguments_name = "arguments"
     _space = " \t\r\n"
@@ -43,7 +43,7 @@ class ToolCallParser(ABC):
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        """What became certain by this text."""
+        """The pieces that became certain by this text."""
         self._waiting += text
         found: list[Piece] = []
         while (piece := self._next()) is not None:
@@ -51,7 +51,7 @@ class ToolCallParser(ABC):
         return found
 
     def finish(self) -> list[Piece]:
-        """What is left when the text has ended."""
+        """The pieces that are left when the text has ended."""
         found: list[Piece] = []
         last, self._waiting = self._last(self._waiting), ""
         for piece in last:
@@ -62,11 +62,11 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def _next(self) -> Piece | None:
-        """Takes a piece from what is waiting, if its beginning is certain."""
+        """Takes the next piece from what is waiting; None if it is not certain yet."""
 
     @abstractmethod
     def _last(self, text: str) -> list[Piece]:
-        """What is left is made of."""
+        """The pieces that the rest of the text is made of, when it has ended."""
 
     def _give(self, piece: Piece, found: list[Piece]) -> None:
         if isinstance(piece, ToolCall):
@@ -81,7 +81,7 @@ class ToolCallParser(ABC):
         self._held, self._gap = "", False
 
     def _call(self, text: str) -> ToolCall | None:
-        """None where it is no call."""
+        """The call that a JSON text is; None if it is not a call."""
         try:
             found: Any = json.loads(text)
             if not isinstance(found, dict):
@@ -124,7 +124,8 @@ class HermesParser(ToolCallParser):
         return call or taken
 
     def _last(self, text: str) -> list[Piece]:
-        """A last call may lack its closing tag: the model's end token can stand for it."""
+        """The last piece, if there is one. A last call may lack its closing tag: the model's end token can stand for
+        it."""
         if not text.startswith(self.begin):
             return [text] if text else []
         body = text[len(self.begin) :].strip(self._space)
@@ -138,7 +139,7 @@ class Llama3JsonParser(ToolCallParser):
     tag = "<|python_tag|>"
 
     def _next(self) -> Piece | None:
-        """Only at the beginning, behind a call, or behind a tag an object can be a call."""
+        """The next piece. An object can be a call only at the beginning, behind a call, or behind a tag."""
         text = self._waiting
         between = self._space + (";" if self.num_calls else "")
         start = len(text) - len(text.lstrip(between)) if self._gap else 0
@@ -176,14 +177,14 @@ PARSERS: dict[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3_json
 
 
 def check_parser(name: str | None) -> str | None:
-    """The name. ValueError where there is no parser of that name."""
+    """The name, if there is a parser of that name, or None; otherwise ValueError."""
     if name is not None and name not in PARSERS:
         raise ValueError(f"tool_call_parser: expected {' or '.join(map(repr, PARSERS))}, got {name!r}")
     return name
 
 
 def parse(text: str, parser: ToolCallParser) -> tuple[str, list[ToolCall]]:
-    """The text beside the calls, and the calls, of a whole answer."""
+    """The text beside the calls in a whole answer, and the calls."""
     pieces = [*parser.push(text), *parser.finish()]
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
     return "".join(piece for piece in pieces if isinstance(piece, str)), calls
@@ -208,7 +209,7 @@ class _ObjectEnd:
         self._depth, self._in_text, self._escaped = 0, False, False
 
     def find(self, text: str, start: int) -> int | None:
-        """Behind the object that begins at `start`; None while it is not complete."""
+        """The position behind the object that begins at `start`; None while it is not complete."""
         if self._end is not None:
             return self._end
         for at in range(start if self._at is None else self._at, len(text)):

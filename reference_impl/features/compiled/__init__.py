@@ -1,1 +1,1 @@
-"""Steps of one token on a CPU, with what lies between two attentions compiled to one function."""
+"""Steps of one token on a CPU, where all operators between two attentions are compiled to one function."""

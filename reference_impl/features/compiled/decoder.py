@@ -1,10 +1,10 @@
-"""A model whose steps of one token run in functions that torch.compile's back end, TorchInductor, makes of them.
+"""A model whose steps of one token run in functions compiled by TorchInductor, torch.compile's back end.
 
-One row times a weight is a loop over the weight as it is stored, so it takes what reading the weight takes. From one
+One row times a weight is a loop over the weight as it is stored, so it takes as long as reading the weight. From one
 attention to the next lie four such products and a dozen small operators; compiled they are one call, the small
 operators are done while the row is in the cache, and weights in 8 bits are widened in registers. Attention, which reads
-the cache, and steps of several tokens are as they were, but for weights: they stay as checkpoints store them
-(`Rows`), and several rows take longer with these than with packed ones.
+the cache, and steps of several tokens are computed as before, but with weights as checkpoints store them (`Rows`):
+several rows take longer with these than with packed ones.
 
 Sums are made in float32 or wider, and what lies between two products is rounded less often than by single operators:
 logits are those of the plain model to rounding.
@@ -35,9 +35,9 @@ from reference_impl.kernels import reference
 
 # (a layer's params, x [1, in_features]) -> [1, out_features]: what one row is multiplied by, in torch's operators.
 Product = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-# Of the compiler. What is computed once for a row goes to memory, or it would be computed again for each output of the
-# product behind it. A norm of a row is done before a second thread has begun. Shapes and strides are part of the key by
-# which a function is found; to check them in each call takes a tenth of the time.
+# The compiler's options. What is computed once for a row goes to memory, or it would be computed again for each output
+# of the product behind it. A norm of a row is done before a second thread has begun. Shapes and strides are part of the
+# key by which a function is found; checking them in each call would take a tenth of the time.
 OPTIONS = {
     "compile_threads": 1,
     "cpp.min_chunk_size": 4096,
@@ -63,7 +63,7 @@ class Rows(WeightByRows):
 
 
 def row_times(weight: Tensor, x: Tensor) -> Tensor:
-    """weight [out, in] of any dtype, x [1, in] -> [1, out], in float32 or wider."""
+    """The product of a weight [out, in] of any dtype and x [1, in]: [1, out], in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return (weight.to(wide) * x.to(wide)).sum(-1)[None]
 
@@ -84,7 +84,7 @@ class Functions:
     _found: dict[Any, tuple[list[Any], Callable[..., Any]]] = field(default_factory=dict)
 
     def __call__(self, name: str, linears: Sequence[Linear], *tensors: Tensor) -> Any:
-        """The function of that name, on these tensors, contiguous, and the linear layers' own."""
+        """Calls the function of that name with these tensors, which are contiguous, and the linear layers' own."""
         of_linears = [tensor for linear in linears for tensor in linear.params.values()]
         parts, arguments = [*(linear.method for linear in linears), *of_linears], [*tensors, *of_linears]
         known, found = self._found.get((name, *linears), (None, None))
@@ -164,7 +164,8 @@ class Functions:
 
 
 class CompiledDecoder(Decoder):
-    """functions: its own. compiles_head: the logits of one row too, or `head` has something better."""
+    """A decoder with compiled steps of one token. functions: its own. compiles_head: whether the logits of one row are
+    compiled too; False where `head` has something better."""
 
     functions: Functions
     compiles_head: bool
@@ -192,7 +193,7 @@ class CompiledDecoder(Decoder):
 
     @torch.inference_mode()
     def make_functions(self) -> None:
-        """Compiles all, by a step that attends to nothing."""
+        """Compiles all functions, by a step that attends to nothing."""
         position = torch.zeros(1, dtype=torch.long)
         self.logits(self._one_row(self.embed(position), position, lambda q, k, v, layer: q.contiguous()))
 
@@ -208,7 +209,7 @@ def _behind_attention(layer: Any) -> list[Linear]:
 
 
 def _module(parent: nn.Module, name: str) -> Any:
-    """As an attribute, which takes ten times as long."""
+    """The submodule of this name. Reading it as an attribute takes ten times as long."""
     return parent._modules[name]
 
 
@@ -217,7 +218,7 @@ def _norms_of(layer: Any) -> list[Tensor]:
 
 
 def check_compilable(model: Decoder, products: Mapping[type, Product]) -> None:
-    """ValueError, with the reason, for a model that `CompiledDecoder` does not compute."""
+    """Raises ValueError, with the reason, for a model that `CompiledDecoder` cannot compute."""
     reasons = []
     if model.device.type != "cpu":
         reasons.append(f"it is on {model.device}: expected a CPU")
@@ -233,8 +234,8 @@ def check_compilable(model: Decoder, products: Mapping[type, Product]) -> None:
 
 
 def compiled(model: Decoder, products: Mapping[type, Product], compiles_head: bool) -> Decoder:
-    """The model, with its weights loaded, from now on a `CompiledDecoder`. products: by the LinearMethod, what one row
-    is multiplied by."""
+    """Turns the model, with its weights loaded, into a `CompiledDecoder` and returns it. products: {LinearMethod: the
+    product of one row}. ValueError for a model that cannot be compiled."""
     check_compilable(model, products)
     model.__class__ = CompiledDecoder  # the same object: its weights are loaded, and others may hold it
     assert isinstance(model, CompiledDecoder)

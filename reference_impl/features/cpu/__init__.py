@@ -1,1 +1,1 @@
-"""Linear layers as a CPU multiplies them fastest: LinearMethods for the core's `Linear`, and what this CPU can do."""
+"""Fast linear layers on a CPU: LinearMethods for the core's `Linear`, and what this CPU can do."""

@@ -1,4 +1,4 @@
-"""Which LinearMethod a plain model gets: by its dtype and its device."""
+"""Chooses a plain model's LinearMethod by its dtype and its device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from reference_impl.interfaces import LinearMethod
 
 
 def default_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    """Packed weights on a CPU where they pay, plain ones elsewhere; the numbers agree to rounding."""
+    """The method for this dtype and device: packed weights on a CPU where they pay, plain ones elsewhere. The numbers
+    agree to rounding."""
     if device.type == "cpu" and pays(dtype):
         return PackedLinear(dtype)
     if device.type == "cpu" and pays(dtype, large=True):

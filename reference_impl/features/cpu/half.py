@@ -25,7 +25,8 @@ class SlowHalfLinear(WeightByRows):
 
 
 def slow_half_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `SlowHalfLinear` says. x [rows, in_features], weight [out_features, in_features] -> [rows, out_features]."""
+    """The product of `SlowHalfLinear`: x [rows, in_features], weight [out_features, in_features] -> [rows,
+    out_features]."""
     if len(x) <= FEW_ROWS:
         return F.linear(x, weight, bias)
     y = gemm_widened(x.float(), weight)

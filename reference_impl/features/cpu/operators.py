@@ -1,4 +1,4 @@
-"""The operators that a CPU is fastest with when there are few rows: products with packed weights, and one for a norm.
+"""The fastest operators of a CPU for few rows: products with packed weights, and one for a norm.
 
 Packed weights have the layout that oneDNN computes with. Seen over all products of the course model on one thread,
 against x @ W, on a CPU with AVX-512: bf16 0.45 of the time at 1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1.
@@ -32,7 +32,7 @@ FEW = 2048  # values; above, a norm of twice as many costs more than the operato
 
 
 class PackedLinear(WeightByRows):
-    """y = x W^T + b. The weight is [out_features, in_features] until finish(), opaque after."""
+    """y = x W^T + b with a packed W. The weight is [out_features, in_features] until finish(), opaque after."""
 
     def finish(self, params: dict[str, Tensor]) -> None:
         params["weight"] = torch.ops.mkldnn._reorder_linear_weight(params["weight"], _PACKED_FOR_ROWS)
@@ -63,20 +63,20 @@ class PackedIfLarge(PackedLinear):
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """shape: [out_features, in_features] of a weight."""
+    """Whether a weight of shape [out_features, in_features] is large enough to pack with AVX2."""
     return shape[1] >= _LARGE[0] and shape[0] * shape[1] >= _LARGE[1]
 
 
 def pays(dtype: torch.dtype, large: bool = False) -> bool:
-    """Whether linear layers shall be packed here; large: those of large weights (`is_large`). By the CPU's instruction
-    set, not by a clock: two processes on one machine must compute the same bits."""
+    """Whether packing linear layers pays here; large: those of large weights (`is_large`). The CPU's instruction set
+    decides, not a clock: two processes on one machine must compute the same bits."""
     capabilities = ("AVX512", "AVX2") if large else ("AVX512",)
     return available(dtype) and (dtype is torch.bfloat16 or torch.backends.cpu.get_cpu_capability() in capabilities)
 
 
 @functools.cache
 def available(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU can do it for the dtype: tried once on a small matrix."""
+    """Whether this torch and this CPU can multiply packed weights of this dtype: tried once on a small matrix."""
     if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
         return False
     weight, x = torch.eye(32, dtype=dtype), torch.arange(64, dtype=dtype).view(2, 32)
@@ -106,15 +106,15 @@ class HeadCopy:
         return self.method.apply(self.params, x)
 
     def weight_bytes(self) -> int:
-        """Of the copy; 0 before the first call."""
+        """The bytes of the copy; 0 before the first call."""
         return sum(tensor.nbytes for tensor in self.params.values())
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """`reference.rms_norm`, to rounding. F.rms_norm is ten operators, and for few rows each costs more than its
-    arithmetic. A single row has one factor, a number: its length is an operator, and its product with the weights
-    another. Of a few rows layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its
-    variance is mean(x^2).
+    """`reference.rms_norm`, to rounding, in fewer operators. F.rms_norm is ten, and for few rows each costs more than
+    its arithmetic. A single row has one factor, a number: its length is one operator, and its product with the weights
+    another. For a few rows layer norm is one operator. It subtracts the mean, so it is given (x, -x), whose mean is 0:
+    then its variance is mean(x^2).
     """
     if x.numel() > FEW or (weight is not None and weight.dtype is not x.dtype):
         return reference.rms_norm(x, weight, eps)
@@ -129,7 +129,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def use_norm_of_few(model: Decoder) -> None:
-    """From now on the model's norms are computed that way, if they are RMSNorm."""
+    """Makes the model compute its norms by `rms_norm` above, if they are RMSNorm."""
     parts: list[Decoder | DecoderLayer] = [model, *(layer for layer in model.layers if isinstance(layer, DecoderLayer))]
     for part in parts:
         if part.normalize is reference.rms_norm:

@@ -1,4 +1,4 @@
-"""What the CPU that we run on is good for: whether it computes in bf16, and how many threads it has room for."""
+"""What this CPU can do: whether it computes in bf16, and how many threads it has room for."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def cpu_has_bf16() -> bool:
 
 @torch.inference_mode()
 def _seconds_of_products(dtypes: tuple[torch.dtype, ...], size: int = 768, rounds: int = 5) -> list[float]:
-    """Of 1 and 16 rows with one weight [size, size] of each dtype: processor time of one thread, the least of some
-    rounds, so that whatever else the machine does weighs little."""
+    """The seconds that products of 1 and 16 rows with one weight [size, size] take in each dtype: processor time of one
+    thread, the least of some rounds, so that whatever else the machine does has little influence."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     best = []
@@ -50,16 +50,16 @@ def _seconds_of_products(dtypes: tuple[torch.dtype, ...], size: int = 768, round
 
 
 def use_no_more_threads_than_cores() -> None:
-    """torch counts the cores of the machine; a container's share may be smaller, and threads in excess of it wait for
-    each other in every product. Only ever lowers the number, and leaves alone what OMP_NUM_THREADS or MKL_NUM_THREADS
-    says, and what `torch.set_num_threads` set within the limit."""
+    """Lowers torch's number of threads to the cores that are usable. torch counts the machine's cores; a container's
+    share may be smaller, and threads beyond it wait for each other in every product. Never raises the number, and
+    changes nothing where OMP_NUM_THREADS or MKL_NUM_THREADS is set."""
     if not any(os.environ.get(name) for name in _THREADS_ARE_SET_BY) and usable_cores() < torch.get_num_threads():
         torch.set_num_threads(usable_cores())
 
 
 def usable_cores(system: Path = Path("/sys"), process: Path = Path("/proc/self")) -> int:
-    """Physical cores that this process may run on, and for how much of the time: affinity, then the CPU quota of its
-    cgroup (version 2), rounded up. At least 1. What a system does not tell does not limit."""
+    """The number of physical cores that this process may use, at least 1: by its affinity, then by the CPU quota of its
+    cgroup (version 2), rounded up. What a system does not tell does not limit it."""
     if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
         return os.cpu_count() or 1
     cpus = os.sched_getaffinity(0)
@@ -75,7 +75,7 @@ def usable_cores(system: Path = Path("/sys"), process: Path = Path("/proc/self")
 
 
 def _read(path: Path) -> str:
-    """Without the line's end; "" where there is no such file."""
+    """The text of a file without the line's end; "" if it cannot be read."""
     try:
         return path.read_text("utf-8").strip()
     except OSError:

@@ -1,1 +1,1 @@
-"""A request whose logits are not numbers ends with an error that says where they began; the others go on."""
+"""Ends a request whose logits are not finite with an error that says where that began; the others go on."""

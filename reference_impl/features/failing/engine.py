@@ -1,9 +1,9 @@
-"""A request for which a step has no token (`Reply.errors`), or no hidden state, ends with finish_reason "error"; the
+"""Ends a request for which a step has no token (`Reply.errors`), or no hidden state, with finish_reason "error"; the
 step's result has such a request with no tokens.
 
-What it has put into the prefix cache may be broken, also in front of the first bad number: attention multiplies what it
-masks by 0, and 0 x NaN is NaN. So all cached blocks that no request holds are evicted then, and those that a running
-step may still use when it is over. A page store keeps what was saved.
+What it has put into the prefix cache may be broken, also before the first bad number: attention multiplies what it
+masks by 0, and 0 x NaN is NaN. So all cached blocks that no request holds are evicted, and those that a running step
+may still use are evicted when it is over. A page store keeps what was saved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Failing(EngineFeature):
         return replace(reply, errors={}), fail
 
     def _fail(self, request: Request, error: str, num_new: int) -> None:
-        """num_new: tokens that the step gave it."""
+        """Ends the request with an error and takes back the num_new tokens that the step gave it."""
         request.error = f"request {request.id!r}: {error}"
         warnings.warn(request.error, RuntimeWarning, stacklevel=2)
         if request.state is RequestState.FINISHED:  # by this step, with a token that is none

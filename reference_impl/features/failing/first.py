@@ -15,8 +15,8 @@ from reference_impl.features.watching.watching import watching
 
 
 def first_not_finite(model: Decoder, tokens: Tensor) -> str:
-    """A clause for an error's text. tokens [length] int64. Computes all of them at once, without what any cache holds,
-    and needs memory for that."""
+    """The place, as a clause for an error's text. tokens [length] int64. Computes all of them at once, without any
+    cache's contents, and needs memory for that."""
     found: list[str] = []
     seen = "the embedding"  # the last place that was finite
 

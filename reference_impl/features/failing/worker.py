@@ -1,5 +1,5 @@
-"""Where numbers stopped being finite: the worker computes a request's tokens once more, alone, and looks. Called for a
-request that fails, and for no other."""
+"""Finds where numbers stopped being finite: the worker computes a request's tokens once more, alone, and looks. It is
+called only for a request that fails."""
 
 from __future__ import annotations
 

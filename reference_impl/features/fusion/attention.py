@@ -14,7 +14,8 @@ from reference_impl.kernels.paged_decode import paged_decode
 
 @dataclass
 class Plan:
-    """Rows [0, num_decode) have one query each; the others' queries begin at num_decode, too."""
+    """How a step's rows are split between the two kernels. Rows [0, num_decode) have one query each; so the queries of
+    the others begin at num_decode, too."""
 
     num_decode: int
     longest: int  # context of a decoding row, known to the host
@@ -30,8 +31,8 @@ def planned(batch: Batch) -> Plan:
 
 
 class TritonAttention:
-    """A decoding row reads its whole context for one query, so it gets the kernel that splits it over the GPU; a row of
-    several queries, in which they share what is read, the one that owns a tile of them.
+    """Attention by two kernels. A decoding row reads its whole context for one query, so it gets the kernel that splits
+    the context over the GPU; a row of several queries, which share what is read, gets the one that owns a tile of them.
 
     softcap: scores s become softcap x tanh(s / softcap) before the softmax.
     """
@@ -54,7 +55,7 @@ class TritonAttention:
         return self.attend(q, layer, kv_cache, batch)
 
     def attend(self, q: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
-        """Of queries whose keys and values are in the cache."""
+        """Attention of q [num_tokens, num_heads, head_dim], whose keys and values are in the cache; returns like q."""
         keys, values = kv_cache.layer(layer)
         key_scale, value_scale = scales_of(kv_cache, layer)
         group, plan = batch.groups[batch.group_of_layer[layer]], batch.attention_plan

@@ -1,8 +1,8 @@
-"""The decoder with Triton's kernels: what stands between two products is one launch, or part of a product's.
+"""The decoder with Triton's kernels: the operators between two products are one launch, or part of a product's.
 
 Norm and rotary embedding of queries and keys and the write to the cache are one kernel (`rotate_and_write`), and norms,
-gates and the residual stream join products as `Fusion` chooses. What is computed is what `Decoder` computes. Extends
-`Decoder.hidden_states` (here) and `DecoderLayer.attend` (layer.py); `fused` does so for any family's.
+gates and the residual stream join products as `Fusion` chooses. The result is the same as that of `Decoder`. This
+extends `Decoder.hidden_states` (here) and `DecoderLayer.attend` (layer.py); `fused` does so for any family.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reference_impl.models.moe import ExpertsLayer
 
 
 class FusedDecoder(Decoder):
-    """`Decoder`, in fewer launches. Arguments as there; kernels: None for Triton's."""
+    """`Decoder` in fewer launches. Arguments: see `Decoder`; kernels: None for Triton's."""
 
     watched = False  # see features/watching: each product then by itself, and no CUDA graphs
 
@@ -71,22 +71,23 @@ class FusedDecoder(Decoder):
 
     @torch.inference_mode()
     def tune(self, num_tokens: int) -> None:
-        """On a GPU: measures which products are one launch with their neighbours in steps of so many tokens, and keeps
-        to it. To be called before a CUDA graph of such a step is captured; takes some ten milliseconds."""
+        """Measures, on a GPU, which products are faster in one launch with their neighbours in steps of so many tokens,
+        and uses that from now on. Call it before a CUDA graph of such a step is captured; it takes some ten
+        milliseconds."""
         can = any(self.fusion.can(linear, num_tokens) for linear in self.linears())
         if can and self.device.type == "cuda" and num_tokens not in self._times:
             x = torch.randn(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device)
             self._times[num_tokens] = tune(self.fusion, self.fused_layers(), x, seconds_on_gpu)
 
     def choices(self) -> dict[int, dict[str, Any]]:
-        """{number of tokens: what `tune` chose, and the microseconds of each way}."""
+        """What `tune` chose: {number of tokens: the fused products, and the microseconds of each way}."""
         chosen = self.fusion.chosen
         return {n: {"fused": sorted(chosen[n]), "microseconds": times} for n, times in sorted(self._times.items())}
 
 
 @cache
 def fused(kind: Kind) -> tuple[type[FusedDecoder], type[FusedLayer]]:
-    """The classes of a family's decoder and layers, in fewer launches: what the family does comes first."""
+    """The classes of a family's decoder and layers in fewer launches; the family's own methods come first."""
     decoder, layer = kind
     if issubclass(layer, ExpertsLayer):
         layer = StackedExpertsLayer

@@ -28,11 +28,11 @@ class StackedExperts(nn.Module):
         self.down = torch.empty(n, hidden, size, dtype=dtype, device=device)
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows and offsets as `grouped_gemm` takes them -> as many rows."""
+        """The experts' output, a row for each of rows. rows, offsets: see `grouped_gemm`."""
         return self.grouped_gemm(self.gate(self.grouped_gemm(rows, self.gate_up, offsets)), self.down, offsets)
 
     def parts(self) -> dict[str, Tensor]:
-        """{"experts.number.name" in the checkpoint: where that matrix lies}."""
+        """The views of the stacked weights for each matrix: {"experts.number.name" in the checkpoint: view}."""
         (gate, up, down), size, found = self.names, self.down.shape[2], dict[str, Tensor]()
         for expert, (gate_up, out) in enumerate(zip(self.gate_up, self.down, strict=True)):
             matrices = (gate, gate_up[:size]), (up, gate_up[size:]), (down, out)

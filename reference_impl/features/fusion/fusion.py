@@ -3,7 +3,7 @@
 One by one, what a product adds to the residual stream is added by the next norm, which reads the stream anyway. So the
 stream comes as two tensors: x, and what is still to be added to it, or None where a product has added it.
 
-Which way is decided by the number of tokens alone, and by what was measured for it (`tuning`): a CUDA graph of a step
+The number of tokens alone decides which way is taken, by what was measured for it (`tuning`): a CUDA graph of a step
 has the same kernels whenever it is captured.
 """
 
@@ -24,7 +24,7 @@ PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))
 
 
 class Neighbours(TypedDict, total=False):
-    """What stands around a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
+    """The neighbours of a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
 
     norm: Tensor
     eps: float  # of the norm
@@ -34,7 +34,7 @@ class Neighbours(TypedDict, total=False):
 
 @runtime_checkable
 class FusedMethod(LinearMethod, Protocol):
-    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, of up to few_tokens tokens."""
+    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, for up to few_tokens tokens."""
 
     few_tokens: int
 
@@ -42,9 +42,9 @@ class FusedMethod(LinearMethod, Protocol):
 
 
 class Fusion:
-    """eps: of the norms. joins_norms: whether products take norms in, as they can RMSNorm.
-    chosen: {number of tokens: products that are one launch}; it holds for fewer tokens, too. More than was measured:
-    all that can be.
+    """Chooses between one launch and single ones for each product. eps: of the norms. joins_norms: whether products can
+    take the norm in, which holds for RMSNorm. chosen: {number of tokens: products that are one launch}; it holds for
+    fewer tokens, too. For more tokens than were measured, all products that can be are.
 
     A product can be one launch where its LinearMethod is a `FusedMethod`, for up to its few_tokens. A norm stays a
     kernel of its own where it also has to add, and in float16: x times the norm's weight may leave its range. What is
@@ -57,7 +57,8 @@ class Fusion:
         self._fused: dict[Linear, FusedMethod | None] = {}
 
     def method(self, linear: Linear) -> FusedMethod | None:
-        """The layer's method if it is a `FusedMethod`: found out once, which takes longer than a launch."""
+        """The layer's method if it is a `FusedMethod`, else None. It is looked up once: that takes longer than a
+        launch."""
         if linear not in self._fused:
             self._fused[linear] = linear.method if isinstance(linear.method, FusedMethod) else None
         return self._fused[linear]
@@ -74,7 +75,7 @@ class Fusion:
         return self.chosen[min(measured)] if measured else PRODUCTS
 
     def norm(self, x: Tensor, added: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum). weight None: there is no norm, so the sum twice."""
+        """(norm of x + added, x + added). weight None: there is no norm, so the sum twice."""
         if weight is None:
             x = x if added is None else x + added
             return x, x
@@ -91,7 +92,7 @@ class Fusion:
         weight: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(gate of the linear layer of the norm of the sum, the sum)."""
+        """(gate(linear(norm(x + added))), x + added); weight None: no norm, gate None: no gate."""
         fuses = self.fuses(product, linear, len(x))
         joins = fuses and self.joins_norms and added is None and x.dtype is not torch.float16
         if joins and weight is not None:
@@ -106,7 +107,8 @@ class Fusion:
     def add_linear(
         self, product: Product, linear: Linear, h: Tensor, x: Tensor, weight: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(x, the linear layer of h); or (their sum, None). weight: of the norm of what is added, or None."""
+        """(x, linear(h)), or (x + linear(h), None) where that is one launch. weight: that of a norm of linear(h), or
+        None."""
         if weight is None and self.fuses(product, linear, len(h)):
             return self._run(linear, h, residual=x), None
         y = linear(h)

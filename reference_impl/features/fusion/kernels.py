@@ -1,6 +1,6 @@
 """Which code computes attention and the small operations of a layer: our Triton kernels, or torch, which runs anywhere.
 
-Chosen when a model or an engine is built, by the device and the dtype. Nothing falls back while it runs.
+It is chosen when a model or an engine is built, by the device and the dtype. Nothing falls back while it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Norm = Callable[[Tensor, Tensor | None, float], Tensor]
 
 @dataclass(frozen=True)
 class Kernels:
-    """The small operations of a layer; what they compute is said in kernels/reference/.
+    """The small operations of a layer; kernels/reference/ says what they compute.
 
     rotate_and_write: None where attention gets rotated queries and keys, and writes the cache itself.
     grouped_gemm: None where every expert of a mixture has linear layers of its own.
@@ -37,7 +37,7 @@ class Kernels:
     grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def with_norm(self, norm: Norm) -> Kernels:
-        """The same, but for the norm."""
+        """The same kernels with another norm."""
 
         def add_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
             total = x + residual
@@ -52,7 +52,7 @@ TORCH = Kernels("torch", reference.rms_norm, reference.add_rms_norm, reference.G
 def writes_and_attends(
     kernels: Kernels, attention: AttentionBackend
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
-    """(rotate_and_write, attend) where there is such a kernel and a backend that finds keys in the cache; or None."""
+    """(rotate_and_write, attend) if there is such a kernel and a backend that finds keys in the cache; else None."""
     # By its class: this is asked in every layer.
     if kernels.rotate_and_write is None or not issubclass(type(attention), AttendsToCache):
         return None
@@ -60,14 +60,14 @@ def writes_and_attends(
 
 
 def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """As `choose_backend` says."""
+    """The kernels of the backend that `choose_backend` chooses; errors: see there."""
     if choose_backend(asked, device, dtype) == "torch":
         return TORCH
     return triton_kernels()
 
 
 def triton_kernels() -> Kernels:
-    """Raises ImportError where there is no Triton."""
+    """Our Triton kernels. ImportError where there is no Triton."""
     from reference_impl.kernels import gates, grouped_gemm, rotate_and_write
     from reference_impl.kernels import rms_norm as norms
 
@@ -82,8 +82,9 @@ def triton_kernels() -> Kernels:
 
 
 def choose_backend(asked: Asked, device: torch.device, dtype: torch.dtype) -> Backend:
-    """auto: Triton on a GPU where its kernels do their work, torch elsewhere. ValueError where "triton" cannot be.
-    compiled: torch on a CPU, whose layers are compiled beside it (features/compiled)."""
+    """The backend for what was asked. "auto": Triton on a GPU that its kernels support, torch elsewhere. "compiled":
+    torch on a CPU, whose layers are compiled beside it (features/compiled). ValueError where "triton" or "compiled" is
+    not possible."""
     if asked == "compiled" and device.type != "cpu":
         raise ValueError(f"attention='compiled' is for a CPU, and the model is on {device}: use attention='auto'")
     if asked == "compiled":
@@ -99,7 +100,8 @@ def choose_backend(asked: Asked, device: torch.device, dtype: torch.dtype) -> Ba
 
 
 def _why_not_triton(device: torch.device, dtype: torch.dtype, interpreted_will_do: bool) -> str | None:
-    """The interpreter proves kernels on any machine, and is a thousand times as slow as torch."""
+    """Why Triton's kernels cannot be used; None: they can. interpreted_will_do: accept Triton's interpreter, which runs
+    kernels on any machine, a thousand times as slowly as torch."""
     try:
         from reference_impl.kernels import launch
     except ImportError as error:

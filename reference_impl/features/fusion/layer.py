@@ -13,7 +13,7 @@ from reference_impl.interfaces import AttentionBackend, Batch, KVCache, scales_o
 
 
 class FusedLayer(DecoderLayer):
-    """`DecoderLayer`, in fewer launches. A norm that a family lacks is None."""
+    """`DecoderLayer` in fewer launches. A norm that a family lacks is None."""
 
     attention_output_norm: Tensor | None = None
     mlp_output_norm: Tensor | None = None
@@ -34,8 +34,9 @@ class FusedLayer(DecoderLayer):
         kv_cache: KVCache,
         batch: Batch,
     ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream comes and goes as `fusion` says: x, and what is still to be added. cos, sin: of all
-        positions where attention finds keys and values in the cache, otherwise of the batch's tokens."""
+        """The residual stream behind the layer. It comes and goes as two tensors: x [num_tokens, hidden_size], and what
+        is still to be added, or None. cos, sin: of all positions where attention finds keys and values in the cache,
+        otherwise of the batch's tokens."""
         qkv, x = fusion.norm_then_linear("qkv", self.qkv, x, added, self.input_norm)
         h = self.attend(qkv, cos, sin, attention, kv_cache, batch)
         x, added = fusion.add_linear("o", self.o, h, x, self.attention_output_norm)

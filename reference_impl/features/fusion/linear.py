@@ -1,4 +1,4 @@
-"""Linear layers beside our Triton kernels: for many tokens cuBLAS, for few one kernel with what stands around."""
+"""Linear layers beside our Triton kernels: cuBLAS for many tokens, for few one kernel with the product's neighbours."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class _EightBits:
 
 
 class TritonFp8(_EightBits, Fp8):
-    """FP8 that rounds the activations of many tokens only. Of few they stay in 16 bits, with neighbours or without:
-    what is fused is decided by a clock, which must decide nothing but the time."""
+    """FP8 that rounds activations only for many tokens. For few they stay in 16 bits, fused with neighbours or not: a
+    clock decides what is fused, and must change nothing but the time."""
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         return self.fused(params, x) if len(x) <= self.few_tokens else super().apply(params, x)
 
 
 class TritonInt8(_EightBits, Int8):
-    """int8, for few tokens in one launch with the neighbours."""
+    """int8, in one launch with the neighbours for few tokens."""
 
 
 class TritonInt4(Int4):
-    """int4, for few tokens in one launch with the neighbours."""
+    """int4, in one launch with the neighbours for few tokens."""
 
     few_tokens = FEW_TOKENS
 
@@ -59,7 +59,7 @@ class TritonInt4(Int4):
 
 
 class TritonStoredInt4(Converted):
-    """int4 of groups of a multiple of 32 inputs, from the checkpoint: for few tokens in one launch with the neighbours.
+    """int4 from the checkpoint, in groups of a multiple of 32 inputs: in one launch with the neighbours for few tokens.
     Its one path is `FourBitIntegers`, which holds any such weight."""
 
     few_tokens = FEW_TOKENS

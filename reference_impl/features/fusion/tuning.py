@@ -1,8 +1,8 @@
-"""Which products of a layer are one launch with their neighbours (`fusion`): measured on the GPU at hand.
+"""Measures on this GPU which products of a layer should be one launch with their neighbours (`fusion`).
 
-Between attention and attention lie two pairs of products: o, then gate and up; down, then qkv of the next layer. What
-the first leaves to be added decides what the second can be, so the ways of a pair are timed together: each of the two
-fused or not. A way runs over several layers, as in a real step: one layer's weights would stay in the L2.
+Between two attentions lie two pairs of products: o, then gate and up; down, then qkv of the next layer. What the first
+leaves to be added decides what the second can be, so the ways of a pair are timed together: each of the two fused or
+not. A way runs over several layers, like a real step: one layer's weights would stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Timer = Callable[[Mapping[Way, Callable[[], object]]], Mapping[Way, float]]
 
 
 def tune(fusion: Fusion, layers: Sequence[FusedLayer], x: Tensor, seconds_of: Timer) -> dict[str, dict[str, float]]:
-    """Makes fusion.chosen[num_tokens] what is fastest. {pair: {what of it is fused: microseconds of a layer}}.
+    """Sets fusion.chosen[num_tokens] to what is fastest. Returns {pair: {fused products: microseconds of a layer}}.
 
     x [num_tokens, hidden_size]: any numbers.
     """
@@ -66,7 +66,7 @@ def _first(pair: tuple[Product, Product], layer: DecoderLayer) -> Linear:
 def _compute(
     fusion: Fusion, pair: tuple[Product, Product], way: Way, layers: Sequence[FusedLayer], h: Tensor, x: Tensor
 ) -> None:
-    """The pair in each layer, with that of it fused which is in `way`, as FusedLayer.compute does it."""
+    """Computes the pair in each layer like FusedLayer.compute, with the products in `way` fused."""
     fusion.chosen[len(x)] = way
     for layer in layers:
         first, mlp = _first(pair, layer), layer.mlp
@@ -83,13 +83,13 @@ def _compute(
 
 @functools.cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One for all: cuBLAS keeps some memory for each that it was used on."""
+    """The one stream for all measurements: cuBLAS keeps some memory for each stream that it was used on."""
     return torch.cuda.Stream(device)
 
 
 def seconds_on_gpu(ways: Mapping[Way, Callable[[], object]]) -> dict[Way, float]:
-    """Each as a CUDA graph, replayed in turns; the least of some replays. Launched one by one they would take the
-    host's time, not their own."""
+    """The seconds that each way takes as a CUDA graph, the least of some replays in turns. Launched one by one, kernels
+    would take the host's time, not their own."""
     current = torch.cuda.current_stream()
     stream = _stream(current.device_index)
     stream.wait_stream(current)

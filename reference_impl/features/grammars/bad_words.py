@@ -11,10 +11,10 @@ from reference_impl.interfaces import SamplingParams
 
 
 class BadWords:
-    """A `Grammar`. Each word is kept out as the tokens that it is at a text's start, and behind a space where these are
-    as many; spelt with other tokens it can be written, as in vLLM. Words in the prompt do not count.
+    """A `Grammar` that keeps words out. Each is kept out as its tokens at a text's start, and as those behind a space
+    if they are as many; spelt with other tokens it can still be written, as in vLLM. Words in the prompt do not count.
 
-    end_tokens: the model's. ValueError where the words could leave none of the tokens that the request may draw.
+    end_tokens: the model's. ValueError if the words could leave none of the tokens that the request may draw.
     """
 
     def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer, vocab_size: int, end_tokens: Sequence[int]):

@@ -1,10 +1,10 @@
-"""What grammars allow behind drafts. A draft token has a mask of its own, that of the text with it and all before it;
-one that is forbidden, or behind which there is no mask, is cut, with all behind it.
+"""What grammars allow behind drafts. A draft token has a mask of its own, for the text with it and all before it. One
+that is forbidden, or behind which there is no mask, is cut, with all behind it.
 
 Drafts of the host are cut before the step is planned (`allowed_drafts`). Those of the worker, a chain or a tree, come
 back before masks are sent (`ShowsDrafts`). A draft model may have its logits masked, too: then it asks for masks while
-it drafts, and drafts nothing that is forbidden. That is worth a wait only where the host has nothing else to do, so it
-is done where one step is in flight (`DraftsLater`), and not where the next is submitted while one runs.
+it drafts, and drafts nothing that is forbidden. That is worth a wait only if the host has nothing else to do, so it is
+done with one step in flight (`DraftsLater`), and not if the next is submitted while one runs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from reference_impl.interfaces import Executor, Grammar, Request, RequestState, Row, Step, StepPlan
 
-# (row of the step, drafts of the step before a position) of several positions -> of each the mask there; None:
-# anything, or a text that is forbidden.
+# (row of the step, drafts of the step before a position) for several positions -> the mask at each; None: anything is
+# allowed, or the text is forbidden.
 AskMasks: TypeAlias = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Sequence[bytes | None]]
 
 
 class Drafted(NamedTuple):
-    """Of a row. parents: of each draft token the one before it, an earlier one; -1: the row's last known token."""
+    """The drafts of a row. parents: for each draft token the number of the one before it; -1: the row's last known
+    token."""
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
@@ -37,8 +38,8 @@ class ShowsDrafts(Protocol):
     """An executor whose drafts the host can see before it sends masks."""
 
     def show_drafts(self, ticket: Any, ask: AskMasks) -> Sequence[Drafted]:
-        """Of each row of a step that waits for masks. Waits for the draft model, and not for the target. ask:
-        for a step that is a `DraftsLater`, called before this returns."""
+        """The drafts of each row of a step that waits for masks. Waits for the draft model, not for the target. ask:
+        for a step that is a `DraftsLater`; called before this returns."""
         ...
 
 
@@ -52,7 +53,7 @@ def are_bound(rows: Sequence[Row], requests: Mapping[str, Request]) -> bool:
 def worker_drafts(
     executor: Executor, ticket: Any, plan: StepPlan, requests: Mapping[str, Request], ask: AskMasks
 ) -> Sequence[Drafted] | None:
-    """None: no mask depends on drafts of the worker."""
+    """The worker's drafts of each row; None: no mask depends on them."""
     if not are_bound(plan.rows, requests):
         return None
     assert isinstance(executor, ShowsDrafts)  # or there would be none in such a row
@@ -60,8 +61,8 @@ def worker_drafts(
 
 
 class StepMasks:
-    """The masks of a step's rows. A grammar is asked about a text once, and about none that it forbids: drafts are
-    cut there. Called, it is an `AskMasks`."""
+    """The masks of a step's rows. A grammar is asked about each text once, and about none that it forbids: drafts are
+    cut there. Calling the object is an `AskMasks`."""
 
     def __init__(self, plan: StepPlan, requests: Mapping[str, Request]):
         self.rows, self.requests = plan.rows, requests
@@ -71,7 +72,7 @@ class StepMasks:
         return [self.behind(row, drafts) for row, drafts in texts]
 
     def behind(self, row: int, drafts: tuple[int, ...]) -> bytes | None:
-        """None: there is none."""
+        """The mask of a row behind these drafts; None: there is none."""
         if (row, drafts) not in self.known:
             self.known[row, drafts] = self._behind(row, drafts)
         return self.known[row, drafts]
@@ -87,7 +88,7 @@ class StepMasks:
         return mask if before is None or mask is None or len(mask) == len(before) else None
 
     def behind_each(self, row: int, drafted: Drafted) -> bytes:
-        """One mask behind another; zeros where the draft token is cut."""
+        """The masks behind each draft token of a row, joined; zeros where the draft token is cut."""
         paths: list[tuple[int, ...]] = [()]  # by 1 + the number of the draft token
         for token, parent in zip(drafted.tokens, drafted.parents, strict=True):
             paths.append((*paths[1 + parent], token))
@@ -96,9 +97,9 @@ class StepMasks:
 
 
 def allowed_drafts(request: Request, drafts: Sequence[int]) -> tuple[int, ...]:
-    """Those before the first that the request's grammar forbids. A grammar is a function of the output: wrong drafts
-    leave nothing in it. A draft token behind which it has no mask is left out, too; if it is right, the next step says
-    so."""
+    """The drafts before the first that the request's grammar forbids. A grammar is a function of the output: wrong
+    drafts leave nothing in it. A draft token behind which it has no mask is left out, too; if it is right, the next
+    step samples it."""
     grammar, output, kept = request.grammar, list(request.output_tokens), 0
     assert grammar is not None
     mask = _mask(grammar, output)
@@ -114,7 +115,8 @@ def allowed_drafts(request: Request, drafts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _mask(grammar: Grammar, output: Sequence[int]) -> bytes | None:
-    """None: none that could be sampled under. Of the text itself `masks_of` asks again, and says what is wrong."""
+    """The grammar's mask behind an output; None: there is none that allows a token. For the text itself, without
+    drafts, `masks_of` asks again and raises the error."""
     try:
         mask = grammar.allowed(output)
     except Exception:

@@ -22,15 +22,15 @@ class Masking(EngineFeature):
         self.engine = engine
 
     def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """With takes_masks where one of its rows samples under a grammar; a `DraftsLater` where drafts depend on it,
-        unless it is submitted while another runs."""
+        """The step, with takes_masks if one of its rows samples under a grammar; a `DraftsLater` if drafts depend on
+        the grammar, unless it is submitted while another step runs."""
         if not any(row.samples and requests[row.request_id].grammar is not None for row in plan.rows):
             return step
         step = replace(step, takes_masks=True)
         return step if self.engine.depth > 1 or not are_bound(plan.rows, requests) else DraftsLater(**vars(step))
 
     def submitted(self, flight: Flight) -> None:
-        """The step before was collected, whose tokens decide what grammars allow in this one."""
+        """Sends the masks. The step before, whose tokens decide what grammars allow in this one, was collected."""
         if flight.step.takes_masks:
             executor, plan, requests = self.engine.executor, flight.plan, flight.requests
             assert isinstance(executor, TakesMasks)  # or the request would not have been added
@@ -40,7 +40,7 @@ class Masking(EngineFeature):
 
 
 def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
-    """ValueError where the executor cannot sample under one."""
+    """Raises ValueError if there is a grammar and the executor cannot sample under one."""
     if grammar is not None and not isinstance(executor, TakesMasks):
         raise ValueError(
             f"grammar: {type(executor).__name__} samples without masks; it needs finish(ticket, masks), as "
@@ -51,8 +51,8 @@ def check_grammar(grammar: Grammar | None, executor: Executor) -> None:
 def masks_of(
     plan: StepPlan, requests: Mapping[str, Request], masks: StepMasks, drafts: Sequence[Drafted] | None
 ) -> Masks:
-    """What each row may sample now. A request that has ended by now has no use for its own. drafts: the worker's, of
-    each row. TypeError for a grammar that gives no bytes."""
+    """The masks of what each row may sample; None for a row without a grammar, or whose request has ended. drafts: the
+    worker's, for each row. TypeError for a grammar that returns None."""
     rows: list[bytes | None] = []
     for number, row in enumerate(plan.rows):
         request, mask = requests[row.request_id], None

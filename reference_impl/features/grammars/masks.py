@@ -1,4 +1,4 @@
-"""What a grammar allows, as bits: from the host's bytes to scores that rule the other tokens out."""
+"""A grammar's masks, as bits: from the host's bytes to scores that rule the other tokens out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reference_impl.core.staging import to_device
 
 @dataclass(frozen=True)
 class Allowed:
-    """rows: of the logits, those that have a mask. masks: theirs; see `Grammar.allowed`."""
+    """The masks of some of the logits. rows: which of the logits. masks: theirs; see `Grammar.allowed`."""
 
     rows: Sequence[int]
     masks: Sequence[bytes]
 
 
 def masked(scores: Tensor, allowed: Allowed) -> Tensor:
-    """scores [num_rows, vocab_size], with -inf for what is not allowed; a new tensor where there is a mask."""
+    """The scores [num_rows, vocab_size] with -inf for what is not allowed; a new tensor if there is a mask."""
     if not allowed.rows:
         return scores
     bits = np.frombuffer(bytearray().join(allowed.masks), np.uint8).reshape(len(allowed.rows), -1)
@@ -36,14 +36,14 @@ def masked(scores: Tensor, allowed: Allowed) -> Tensor:
 
 
 def usable(masks: Sequence[bytes | None], vocab_size: int) -> Allowed:
-    """Those, of each row, that `check_mask` has nothing against."""
+    """The masks, of those of each row, that `check_mask` accepts."""
     size = -(-vocab_size // 8)
     rows = [at for at, mask in enumerate(masks) if mask and len(mask) == size and allows_any(mask, vocab_size)]
     return Allowed(rows, [masks[at] or b"" for at in rows])
 
 
 def one_of(masks: bytes, at: int, number: int) -> bytes:
-    """Of so many masks, one behind another. Where they cannot be parted, all: `check_mask` says what is wrong."""
+    """Mask `at` of `number` masks joined. If they cannot be split evenly, all of them: `check_mask` then raises."""
     size, rest = divmod(len(masks), number)
     return masks if number == 1 or rest else masks[at * size : (at + 1) * size]
 
@@ -53,7 +53,7 @@ def allows_any(mask: bytes, vocab_size: int) -> bool:
 
 
 def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
-    """ValueError unless it has a bit for each token, and one at least is set."""
+    """Raises ValueError unless the mask has a bit for each token, and at least one is set."""
     expected = -(-vocab_size // 8)
     if not isinstance(mask, bytes) or len(mask) != expected:
         got = f"{len(mask)} bytes" if isinstance(mask, bytes) else repr(type(mask).__name__)

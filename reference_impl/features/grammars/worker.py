@@ -2,7 +2,7 @@
 
 The forward pass begins while the step before may still run; the masks follow when its tokens are known, and rule out
 what they do not allow. Masks come for each row of the step, and are needed for each of its logits: a row with drafts
-has one for its last known token, and one behind each draft. Where the worker drafted, a mask that allows nothing says
+has one for its last known token, and one behind each draft. Where the worker drafted, a mask that allows nothing means
 that its draft is cut: the grammar forbids it, or has no mask behind it.
 """
 

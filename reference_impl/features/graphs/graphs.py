@@ -38,11 +38,11 @@ Compute = Callable[[HostBatch, Mapping[str, Tensor], bool], Tensor]
 class GraphKey:
     """What decides the shapes and the launches of a step.
 
-    rows, longest: of the buckets. samples: tokens come out; otherwise the logits, to be sampled from outside (penalties
-    differ from step to step, and so does which rows want log-probabilities; and what is sampled for a tree would be
-    written where its nodes lie, which a capture reads again). tokens_per_row: 1, or more where drafts
-    are verified: a row may have fewer or more, as long as there is room for all tokens. trees: drafts are trees; which,
-    lies in the inputs.
+    rows, longest: the buckets'. samples: whether tokens come out; otherwise the logits do, to be sampled from outside
+    (penalties differ from step to step, and so do the rows that want log-probabilities; and what is sampled for a tree
+    would be written where its nodes lie, which a capture reads again). tokens_per_row: 1, or more where drafts are
+    verified: a row may have fewer or more, as long as there is room for all tokens. trees: whether drafts are trees;
+    the inputs say which.
     """
 
     rows: int
@@ -57,7 +57,7 @@ class GraphKey:
 
     @property
     def num_rows(self) -> int:
-        """With drafts one more, which pads: it takes the tokens left over."""
+        """The rows of the graph; with drafts one more, which pads: it takes the tokens left over."""
         return self.rows + (self.tokens_per_row > 1)
 
 
@@ -65,7 +65,7 @@ class Recorder(Protocol):
     """Records what a function launches."""
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """(where it puts what it computes, what launches it once more)."""
+        """Records compute. Returns (the tensor that it computes into, a function that launches it once more)."""
         ...
 
     def forget(self) -> None:
@@ -74,7 +74,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """torch.cuda.CUDAGraph. All graphs of a recorder share their intermediate memory: only one runs at a time."""
+    """Records torch.cuda.CUDAGraph. A recorder's graphs share their intermediate memory, so only one runs at a time."""
 
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
@@ -119,10 +119,10 @@ class Graphs:
 
     compute(host, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
     arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was. hidden():
-    [num_tokens, size] of what was computed last, hidden states that are read behind the replay; None: they are not.
+    the hidden states [num_tokens, size] computed last, which are read after the replay; None: they are not read.
     padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence.
-    num_drafts: that a row usually has; trees: whether these are trees, and it has no more. limit: how many graphs, then
-    the one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
+    num_drafts: how many a row usually has; trees: whether these are trees, and a row has no more. limit: how many
+    graphs are kept; then the least recently used is dropped; None: LIMIT, or as many as there are `keys`.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Graphs:
         return key in self._graphs
 
     def key(self, batch: HostBatch, samples: bool) -> GraphKey | None:
-        """None: a step of another kind."""
+        """The key of a step's graph; None: a step of another kind, which has no graph."""
         rows, longest = len(batch.query_lens), max(batch.context_lens)
         num_tokens = sum(batch.query_lens)
         decodes = num_tokens == len(batch.sampling)  # each token has logits: one per row, and its drafts
@@ -166,8 +166,8 @@ class Graphs:
         return None if trees and key.num_tokens > WIDEST_TREES else key
 
     def keys(self, samples: bool = True) -> list[GraphKey]:
-        """Those of steps in which all rows have as many drafts as usual, or none; the largest first: the smaller ones
-        then find their memory."""
+        """The keys of steps in which all rows have as many drafts as usual, or none. The largest come first, so that
+        smaller ones can reuse their memory."""
         rows = {rows_bucket(n, self.max_rows) for n in range(1, self.max_rows + 1)}
         doubles = (SHORTEST << i for i in range(self.max_len.bit_length()))
         longest = {longest_bucket(n, self.max_len) for n in doubles}
@@ -180,8 +180,9 @@ class Graphs:
         ]
 
     def run(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
-        """Of all tokens of the key what is sampled behind them, or their logits; its inputs; and which attention ran.
-        Valid until the next run. arrays: as `padded` gives them."""
+        """Replays a graph, after capturing it if need be. Returns what is sampled behind all tokens of the key, or
+        their logits; the graph's inputs; and which attention ran. Valid until the next run. arrays: those of `padded`.
+        """
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._capture(key, arrays)
@@ -192,7 +193,7 @@ class Graphs:
         return graph.out, graph.tensors, graph.ran
 
     def hidden_of(self, key: GraphKey) -> Tensor:
-        """[key.num_tokens, size], of a run of this key. Valid until the next run."""
+        """The hidden states [key.num_tokens, size] of a run of this key. Valid until the next run."""
         return self._given["hidden", self._most_tokens(key)][: key.num_tokens]
 
     def _capture(self, key: GraphKey, arrays: Arrays) -> _Graph:
@@ -224,21 +225,21 @@ class Graphs:
         return found if key.samples else self._give("logits", found, key)
 
     def _give(self, what: str, found: Tensor, key: GraphKey) -> Tensor:
-        """A copy, made in the graph, where no graph's intermediate memory is."""
+        """A copy, made in the graph, in memory that no graph uses for intermediate results."""
         at = what, self._most_tokens(key)
         if at not in self._given:
             self._given[at] = found.new_empty(self._most_tokens(key), found.shape[1])
         return self._given[at][: key.num_tokens].copy_(found)
 
     def _most_tokens(self, key: GraphKey) -> int:
-        """Of keys that share what is handed out."""
+        """The most tokens of the keys that share one output tensor with this one."""
         if key.trees:
             return min(WIDEST_TREES, self.max_rows * (1 + self.num_drafts))
         return self.max_rows * key.tokens_per_row
 
 
 def rows_bucket(rows: int, max_rows: int) -> int:
-    """1, 2, 4, 8, then by 8 up to 64, by 16 up to 256, by 32."""
+    """The bucket of so many rows: 1, 2, 4, 8, then by 8 up to 64, by 16 up to 256, by 32; max_rows at most."""
     if rows <= 8:
         bucket = 1 << (rows - 1).bit_length()
     else:
@@ -252,7 +253,7 @@ def longest_bucket(longest: int, max_len: int) -> int:
 
 
 def inert(key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
-    """The inputs of a step all of whose rows pad. columns: the sampler's, of a key that samples."""
+    """The inputs of a step all of whose rows pad. columns: the sampler's, for a key that samples."""
     rows, tokens = key.num_rows, key.num_tokens
     arrays: Arrays = {
         "slots": np.full(rows, padding),
@@ -271,7 +272,7 @@ def inert(key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
 
 
 def padded(arrays: Arrays, key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
-    """A step's arrays in the shapes of the key, behind them rows that are inert."""
+    """A step's arrays in the shapes of the key, filled up with inert rows."""
     found = inert(key, padding, columns)
     for name, room in found.items():
         room[: len(arrays[name])] = arrays[name]

@@ -1,4 +1,4 @@
-"""A step that is computed by a graph, if it is one in which every row decodes."""
+"""A step that is computed by a graph if every row of it decodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class GraphRun(StepRun):
     key: GraphKey | None = None  # of the graph that computes this step
 
     def _samples_in_graph(self) -> bool:
-        """Otherwise tokens cannot be chosen inside, or are not all that is wanted."""
+        """Whether the graph may choose the tokens: the sampler can be captured, and nothing but tokens is needed."""
         if not self.sampler.captures or self.batch.settings["logprobs"].max(initial=-1) >= 0:
             return False
         return not any(part.needs_logits(self) for part in self.parts)

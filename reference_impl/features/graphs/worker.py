@@ -1,5 +1,5 @@
-"""A worker that replays steps in which every row decodes as CUDA graphs (as vLLM and SGLang do): then a run of another
-kind chooses the graph, replays it, and samples where the graph does not."""
+"""A worker that replays steps in which every row decodes as CUDA graphs, like vLLM and SGLang. Its `GraphRun`s choose
+the graph, replay it, and sample where the graph does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stats:
-    """Of a worker with graphs, since they are used."""
+    """Counts of a worker's steps since it uses graphs."""
 
     eager_steps: int = 0
     replayed_steps: int = 0
@@ -32,7 +32,7 @@ class Stats:
 
 
 class GraphWorker(Worker):
-    """Eager until `use_graphs`. tap: its model, where hidden states are read behind a step."""
+    """A worker that is eager until `use_graphs`. tap: its model, where hidden states are read after a step."""
 
     model: Any
     makes_trees = False  # whether drafts are trees
@@ -44,9 +44,9 @@ class GraphWorker(Worker):
         self.stats = Stats()
 
     def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
-        """From now on steps in which all rows decode are replayed. max_rows: requests that run at a time; max_len:
-        positions of one; num_drafts: that a row usually has. Needs attention that takes bounds of lengths, and a cache
-        write that skips negative slots: that of the fused path (writes_and_attends).
+        """Replays, from now on, steps in which all rows decode. max_rows: requests that run at a time; max_len:
+        positions of one; num_drafts: how many a row usually has. Needs attention that takes bounds of lengths, and a
+        cache write that skips negative slots: that of the fused path (writes_and_attends).
         """
         from reference_impl.features.graphs.graphs import Graphs
         from reference_impl.features.graphs.run import GraphRun
@@ -79,13 +79,13 @@ class GraphWorker(Worker):
         return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))
 
     def inert_columns(self, key: GraphKey) -> Arrays:
-        """Of rows that pad: temperature 0 is greedy."""
+        """The sampler's columns for rows that pad, which are greedy (temperature 0)."""
         if not key.samples:
             return {}
         return self.sampler.columns(np.zeros(key.num_tokens, SETTINGS), np.zeros(key.num_tokens, np.int64))
 
     def replay(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
-        """As `Graphs.run`; captures the graph if it is the first step of its kind."""
+        """Runs a graph: see `Graphs.run`. Before it is captured the model is tuned for steps of so many tokens."""
         assert self.graphs is not None
         if key not in self.graphs:
             self.model.tune(key.num_tokens)  # a FusedDecoder measures which kernels suit so many

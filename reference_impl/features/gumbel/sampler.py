@@ -1,4 +1,4 @@
-"""Draws by Gumbel noise: a number for every token of the vocabulary, where `core/sampler.py` has one for the position.
+"""Draws with Gumbel noise: a number for every token of the vocabulary, where `core/sampler.py` has one for a position.
 
     token = argmax (log p - log(-log u)),  u of seed, sample, position and token       (Gumbel 1954)
 
@@ -13,9 +13,8 @@ differs moves. Drafts are kept with probability (1 - TV) / (1 + TV) at least (Da
 tokens.
 
 What it costs: the numbers of all tokens of all rows, made where the logits lie. For v tokens, v / 4 counters take 10
-rounds of 12 operations on whole numbers of 64 bits each; nothing is copied and nothing waits. u is one of 2^32
-midpoints: of v tokens that are equally likely the best two tie with a probability of about v / 2^32; then the first is
-taken.
+rounds of 12 operations on 64-bit integers each; nothing is copied and nothing waits. u is one of 2^32 midpoints: among
+v equally likely tokens the best two tie with a probability of about v / 2^32; then the first is taken.
 """
 
 from __future__ import annotations
@@ -33,14 +32,15 @@ from reference_impl.kernels.reference.sampling import token_words
 
 
 class GumbelSampler(TorchSampler):
-    """A token depends on its row's logits and settings, seed, sample and position alone. The position is looked up on
-    the device, so that a step may be planned before it is known."""
+    """Draws with Gumbel noise. A token depends on its row's logits and settings, seed, sample and position alone. The
+    position is looked up on the device, so that a step may be planned before it is known."""
 
-    # Said anew: what TorchSampler learns to read is not in these columns.
+    # Repeated here: what TorchSampler learns to read is not in these columns.
     reads = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
     def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
-        """As of `TorchSampler`, without the position's number."""
+        """The arrays that `choose` needs, [rows] each: those of `TorchSampler.columns`, with seed and sample in place
+        of the position's number."""
         if not settings["temperature"].any():
             return {}
         names = ["temperature", "seed", "sample_index"]
@@ -51,30 +51,30 @@ class GumbelSampler(TorchSampler):
         return {name: np.ascontiguousarray(settings[name]) for name in names}
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-        """One token per row of scores [rows, vocab_size], [rows] int64. t: the `columns`, on the device, and what was
-        looked up."""
+        """The tokens [rows] int64, one for each row of scores [rows, vocab_size]. t: the `columns`, on the device, and
+        what was looked up."""
         if "seed" not in t:
             return scores.argmax(dim=-1)
         return _noisy(scores, t).argmax(dim=-1)  # a greedy row has one p above 0
 
     def ranked(self, scores: Tensor, t: Mapping[str, Tensor], num: int) -> Tensor:
-        """The token that `choose` gives, then those that would be chosen without the ones before, [rows, num]: where
-        a tree's drafts for one position are these of the draft model, the target's token is oftener among them. A
-        greedy row goes on with its likeliest tokens."""
+        """The token that `choose` gives, then those that would be chosen without the ones before, [rows, num]. If a
+        tree's drafts for one position are these tokens of the draft model, the target's token is among them more often.
+        A greedy row goes on with its likeliest tokens."""
         likeliest = scores.topk(num).indices
         if "seed" not in t:
             return likeliest
         return torch.where(t["temperature"][:, None] > 0, _noisy(scores, t).topk(num).indices, likeliest)
 
     def shares(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-        """p / E of each token over their sum, [rows, vocab_size] float64: largest is what `choose` gives; and it is the
-        surer, the larger it is, of another distribution that is like p and is drawn with the same numbers."""
+        """p / E of each token over their sum, [rows, vocab_size] float64. The largest is what `choose` gives; the
+        larger it is, the likelier a similar distribution, drawn with the same numbers, gives the same token."""
         noisy = _noisy(scores, t)
         return noisy / noisy.sum(-1, keepdim=True)
 
 
 def _noisy(scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-    """p / E, [rows, vocab_size] float64."""
+    """p / E of each token, [rows, vocab_size] float64."""
     waiting = exponentials(t["seed"], t["sample_index"], t["sample_positions"], scores.shape[1])
     return distribution(scores, t).double() / waiting
 

@@ -18,7 +18,7 @@ from reference_impl.interfaces import AttentionBackend, Batch, GroupTables, KVCa
 
 
 class TokenByToken:
-    """Stands for `model` in a worker; what it does not have is the model's."""
+    """Stands for `model` in a worker and computes each token by itself; other attributes are the model's."""
 
     def __init__(self, model: Decoder):
         self.model = model
@@ -30,17 +30,17 @@ class TokenByToken:
         return self.logits(self.hidden_states(batch, kv_cache, attention))
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """As `Decoder.hidden_states`."""
+        """The hidden states of `Decoder.hidden_states`, each token computed by itself."""
         found = [self.model.hidden_states(one, kv_cache, attention) for one in single_tokens(batch)]
         return torch.cat(found)[batch.logits_indices]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Decoder.logits`."""
+        """The logits of `Decoder.logits`, each row computed by itself."""
         return torch.cat([self.model.logits(row) for row in hidden.split(1)])
 
 
 def single_tokens(batch: Batch) -> list[Batch]:
-    """A batch for each token, in their order: so a token's keys are in the cache before a later one reads them."""
+    """A batch for each token, in order, so that a token's keys are in the cache before a later one reads them."""
     first, found = batch.input_ids.new_zeros(1), []
     start_loc = torch.arange(2, dtype=torch.int32, device=batch.input_ids.device)
     token = 0

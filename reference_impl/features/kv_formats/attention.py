@@ -1,8 +1,8 @@
-"""Torch attention over a cache of 8 or 4 bits: a stored number times the scale of its slot and head is the value, in 4
-bits with the head's lowest number added.
+"""Torch attention over a cache of 8 or 4 bits: a value is the stored number times the scale of its slot and head, and
+with 4 bits plus the head's lowest number.
 
-Extends `TorchAttention.forward`: keys and values are multiplied by their scales as they are gathered, and a row whose
-blocks lie side by side is gathered, too, since no view of its codes will do.
+This extends `TorchAttention.forward`: keys and values are multiplied by their scales as they are gathered. A row whose
+blocks are contiguous is gathered, too, since a view of its codes is not enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reference_impl.kernels import reference
 
 
 class ScaledTorchAttention(TorchAttention):
-    """`TorchAttention` for a cache with scales; a cache without is read as there."""
+    """`TorchAttention` for a cache with scales; a cache without is read like in `TorchAttention`."""
 
     reads_scales = reads_four_bits = True
 

@@ -1,6 +1,6 @@
 """A KV cache of 8 bits: each head of a slot has a scale, and a stored code times this scale is the value.
 
-Extends `PagedKVCache.write`; adds `scales`, see `HasScales`.
+This extends `PagedKVCache.write` and adds `scales`, see `HasScales`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reference_impl.kernels.reference import to_eight_bits
 
 
 class EightBitKVCache(PagedKVCache):
-    """dtype: of the codes, int8, float8_e4m3fn or float8_e5m2.
+    """A cache of 8-bit codes. dtype: that of the codes, int8, float8_e4m3fn or float8_e5m2.
 
     scale [layers of a group, 2, num_blocks, num_kv_heads, block_size] float32. Slots come last: the scales of one head
     of a block lie side by side.
@@ -37,7 +37,7 @@ class EightBitKVCache(PagedKVCache):
         self._scales = [(keys, values) for keys, values in self.scale_of_slots]
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
-        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32."""
+        """The scales (of keys, of values) of a layer, each [num_blocks, block_size, num_kv_heads] float32."""
         return self._scales[self.place[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:

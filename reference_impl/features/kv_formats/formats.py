@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KVFormat:
-    """dtype: torch's name of what is stored. bits_per_scale, bits_per_zero_point: beside each head of a slot. cache:
-    the class of the cache; called where tensors are made, since it imports torch."""
+    """A format of the KV cache. dtype: torch's name of what is stored. bits_per_scale, bits_per_zero_point: beside each
+    head of a slot. cache: gives the class of the cache; called where tensors are made, since it imports torch."""
 
     dtype: str
     bits_per_value: int
@@ -49,7 +49,7 @@ FORMATS = {
 
 
 def kv_format(kv_dtype: str) -> KVFormat | None:
-    """None for "auto", the model's dtype. ValueError for a name that is not in the table."""
+    """The format of this name; None for "auto", the model's dtype. ValueError for a name that is not in the table."""
     if kv_dtype == "kivi":
         raise ValueError(
             "EngineConfig.kv_dtype: expected 'int4', got 'kivi', which is no format of the cache any more: int4 has as "

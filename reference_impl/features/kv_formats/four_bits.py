@@ -1,6 +1,6 @@
-"""A KV cache of 4 bits, two codes in a byte: code x scale + lowest is the value, both of each head of a slot.
+"""A KV cache of 4 bits, two codes in a byte: a value is code x scale + lowest, both stored for each head of a slot.
 
-Extends `PagedKVCache.write`; adds `scales`, see `HasScales`. How codes are chosen is in kernels/reference/four_bits.py.
+This extends `PagedKVCache.write` and adds `scales`, see `HasScales`. kernels/reference/four_bits.py chooses the codes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SCALE_BITS = 16  # of each of the two
 
 
 class FourBitKVCache(PagedKVCache):
-    """data [layers of a group, 2, num_blocks, block_size, num_kv_heads, head_dim / 2] uint8.
+    """A cache of 4-bit codes: data [layers of a group, 2, num_blocks, block_size, num_kv_heads, head_dim / 2] uint8.
 
-    scale [layers of a group, 2, num_blocks, 2 (scale, lowest), num_kv_heads, block_size] float16. Slots come last, as
+    scale [layers of a group, 2, num_blocks, 2 (scale, lowest), num_kv_heads, block_size] float16. Slots come last, like
     in a cache of 8 bits. dtype: uint8. ValueError for a head_dim that is odd, and for a spec of anything else.
     """
 
@@ -40,7 +40,8 @@ class FourBitKVCache(PagedKVCache):
         self._scales = [(keys, values) for keys, values in self.scale_of_slots]
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
-        """(of keys, of values), each [num_blocks, block_size, num_kv_heads, 2] float16: (scale, lowest)."""
+        """The scales (of keys, of values) of a layer, each [num_blocks, block_size, num_kv_heads, 2] float16: (scale,
+        lowest)."""
         return self._scales[self.place[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""How many steps are in flight, by what the parts can do and EngineConfig.overlap asks for."""
+"""Decides how many steps are in flight, by what the parts can do and what EngineConfig.overlap asks for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from reference_impl.interfaces import DefersReuse, Executor, KVManager, PlansAhe
 
 
 def stages_for(overlap: str, kv: KVManager, executor: Executor) -> int:
-    """How many stages a scheduler plans for: the executor's, where as many steps are to be in flight.
+    """How many stages a scheduler plans for: the executor's, if as many steps are to be in flight, otherwise 1.
 
-    ValueError unless an executor that runs stages has at least one.
+    ValueError if an executor that runs stages has none.
     """
     if not isinstance(executor, RunsStages):
         return 1
@@ -19,10 +19,10 @@ def stages_for(overlap: str, kv: KVManager, executor: Executor) -> int:
 
 
 def depth_for(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> int:
-    """EngineConfig.overlap for these parts: the executor's stages, 2 for overlapped steps, 1 for one at a time.
+    """How many steps may be in flight: the executor's stages, 2 for overlapped steps, 1 for one at a time.
 
-    auto: of stages, and on a GPU; where all parts can. ValueError where "on" cannot be, or the scheduler plans for
-    stages, and not for as many.
+    overlap "auto": steps overlap with stages and on a GPU, if all parts can. ValueError if "on" is not possible, or if
+    the scheduler plans for another number of stages.
     """
     stages = executor.num_stages if isinstance(executor, RunsStages) else 1
     able = {"kv_manager (step_submitted, step_collected)": isinstance(kv, DefersReuse)}

@@ -1,4 +1,4 @@
-"""Blocks that are about to come free: wait for them rather than preempt one more request.
+"""Waits for blocks that are about to become free rather than preempt one more request.
 
 While the next step is planned, the one before may still run and use blocks that were given up meanwhile (vLLM's
 asynchronous scheduling). They are free when that step is collected, so a request that lacks blocks is better off
@@ -12,9 +12,9 @@ from reference_impl.interfaces import DefersReuse
 
 
 class WaitsForBlocks(SchedulerFeature):
-    """Not for ever: where windows give up some blocks with every step, and as many steps are in flight, some are always
-    coming. The blocks that were coming when a wait began are there when the step planned then is collected. TypeError
-    unless the scheduler's KV manager `DefersReuse`."""
+    """Waits for blocks, but not forever: where windows give up some with every step, some are always about to become
+    free. The blocks that were when a wait began are free when the step planned then is collected. TypeError unless the
+    scheduler's KV manager `DefersReuse`."""
 
     def __init__(self, scheduler: Scheduler):
         kv = scheduler.kv

@@ -23,7 +23,7 @@ def has_penalties(sampling: SamplingParams) -> bool:
 
 @dataclass(frozen=True)
 class Penalties:
-    """Of the rows that have any, P of them.
+    """The penalties of those rows that have any, P of them.
 
     arrays: rows, places [P] (in the batch, and in the counts); repetition, presence, frequency [P] float64.
     """
@@ -33,10 +33,10 @@ class Penalties:
 
 
 class TokenCounts:
-    """Per request with penalties: which tokens prompt or output have, and how often the output has each.
+    """Counts for each request with penalties which tokens its prompt or output has, and how often the output has each.
 
-    A request has a place, a row of `seen` and `written`, while it is open. Both grow when there is none left, and are
-    made when the first logits are seen: only then it is known how many tokens there are.
+    A request has a place, a row of `seen` and `written`, while it is open. Both grow when no place is left, and are
+    made when the first logits are seen: only then is the size of the vocabulary known.
     """
 
     def __init__(self, device: torch.device):
@@ -49,7 +49,7 @@ class TokenCounts:
         self._emptied: set[int] = set()  # places whose counts are an earlier request's
 
     def follow(self, step: Step, opened: Sequence[Opened]) -> None:
-        """As `Slots` does."""
+        """Opens and closes places, and adds tokens, like the step for slots. opened: step.opened, with all tokens."""
         for slot in step.closed:
             self.close(slot)
         for new in opened:
@@ -74,12 +74,12 @@ class TokenCounts:
             self._uncounted = [new for new in self._uncounted if new[0] != place]
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
-        """Output that the worker did not sample."""
+        """Adds output that the worker did not sample."""
         if slot in self.places:
             self._uncounted.append((self.places[slot], tokens, 0))
 
     def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
-        """None: none of these requests has penalties."""
+        """The penalties of requests in these slots, with these parameters; None: none of them has any."""
         found = [(row, slot, p) for row, (slot, p) in enumerate(zip(slots, params, strict=True)) if has_penalties(p)]
         if not found:
             return None
@@ -93,7 +93,7 @@ class TokenCounts:
         return Penalties(arrays, self)
 
     def catch_up(self, vocab_size: int) -> None:
-        """Counts what came since."""
+        """Counts the tokens that came since the last call."""
         self._grow(vocab_size)
         if self._emptied:
             places = to_device({"places": np.array(sorted(self._emptied))}, self.device)["places"]
@@ -117,8 +117,8 @@ class TokenCounts:
             self.seen[:places, :tokens], self.written[:places, :tokens] = seen, written
 
     def add(self, penalties: Penalties, tokens: Tensor, holds: Sequence[bool], kept: Tensor | None = None) -> None:
-        """What was sampled, [rows of the batch] on the device; not for requests that are held. kept [rows]: False
-        where it is not the request's, because a draft before it was wrong."""
+        """Adds what was sampled, tokens [rows of the batch] on the device, except for requests that are held. kept
+        [rows]: False where the token is not the request's, because a draft before it was wrong."""
         arrays = penalties.arrays
         free = [at for at, row in enumerate(arrays["rows"]) if not holds[row]]
         if free:
@@ -136,11 +136,11 @@ class TokenCounts:
 
 
 def penalised(logits: Tensor, penalties: Penalties, drafted: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """A new tensor, in float32 at least. logits [rows, vocab_size]. drafted: (which of the P rows, token), tokens that
-    count as written for that row alone: drafts before its position.
+    """The logits [rows, vocab_size] with penalties: a new tensor, float32 at least. drafted: (which of the P rows,
+    token), tokens that count as written for that row alone: drafts before its position.
 
-    Divided (multiplied, if negative) by the repetition penalty where a token was seen; then less the presence penalty
-    where it was written, and less the frequency penalty as often as it was.
+    A logit is divided (multiplied, if negative) by the repetition penalty where its token was seen; then the presence
+    penalty is subtracted where it was written, and the frequency penalty as often as it was.
     """
     counts = penalties.counts
     counts.catch_up(logits.shape[1])

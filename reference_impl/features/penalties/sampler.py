@@ -1,5 +1,5 @@
-"""Sampling outside of a worker, by the call that `interfaces.Sampler` describes, which waits: biases, penalties, whose
-texts are counted anew, and the choice. (What min_tokens rules out is ruled out before.)"""
+"""Sampling outside of a worker, by the call that `interfaces.Sampler` describes, which waits: biases, penalties, with
+texts counted again for each call, and the choice. (What min_tokens rules out is ruled out before.)"""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from reference_impl.interfaces import Asking, Sampled
 
 
 class CalledSampler(TorchSampler):
-    """`TorchSampler`, and a `Sampler`."""
+    """A `TorchSampler` that can also be called as a `Sampler`."""
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
         return sampled(self, logits, requests)
 
 
 def sampled(sampler: TorchSampler, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-    """The next token of each request, as `sampler` chooses. logits [len(requests), vocab_size]."""
+    """The next token of each request, chosen by `sampler`. logits [len(requests), vocab_size]."""
     settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
     lengths = np.array([r.num_tokens for r in requests], np.int64)
     columns = to_device({**sampler.columns(settings, lengths), "sample_positions": lengths}, logits.device)
@@ -33,8 +33,8 @@ def sampled(sampler: TorchSampler, logits: Tensor, requests: Sequence[Asking]) -
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
-    """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties, behind logit_bias; a
-    new tensor where any is set."""
+    """The logits with logit_bias, then repetition (CTRL, Keskar et al. 2019), presence and frequency penalties: a new
+    tensor where any is set."""
     arrays = bias_arrays([request.sampling for request in requests])
     if arrays is not None:
         logits = biased(logits, arrays)

@@ -1,4 +1,4 @@
-"""A worker's feature that penalises tokens which a text has already: it moves scores, and counts what is sampled."""
+"""A worker's feature that penalises tokens which a text has already: it changes scores, and counts what is sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference_impl.interfaces import Opened, Step
 
 
 class PenaltyFeature(WorkerFeature):
-    """A sampler that is asked sees the requests, and does this by itself."""
+    """Applies penalties, unless the sampler is asked: such a sampler sees the requests and does this itself."""
 
     def __init__(self, device: torch.device):
         self.counts = TokenCounts(device)
@@ -58,7 +58,8 @@ class PenaltyPart(StepPart):
 
 
 def drafts_before(penalties: Penalties, at: DraftPositions) -> tuple[Tensor, Tensor] | None:
-    """As `penalised` takes them: the drafts before the positions of rows with penalties."""
+    """The drafts before the positions of rows with penalties, in the form of `penalised`: (which of the P rows, token);
+    None: there are none."""
     rows, before = penalties.arrays["rows"], at.before
     if isinstance(before, Tensor):
         t = to_device({"rows": rows, "which": np.repeat(np.arange(len(rows)), before.shape[1])}, before.device)

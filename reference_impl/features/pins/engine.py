@@ -1,4 +1,4 @@
-"""Cached prefixes that stay: a pinned prefix is not evicted, whatever else needs blocks."""
+"""Pinned prefixes: a pinned prefix is not evicted from the cache, whatever else needs blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reference_impl.interfaces import BlockId, PinsPrefixes
 
 @dataclass(frozen=True, eq=False)
 class Pin:
-    """A cached prefix that stays."""
+    """A cached prefix that is not evicted: its blocks, and the number of tokens in them."""
 
     blocks: tuple[BlockId, ...]
     num_tokens: int
 
 
 class Pins:
-    """Those of an engine."""
+    """The pins of an engine."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -27,7 +27,7 @@ class Pins:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are in a pin."""
+        """The number of blocks that are in a pin."""
         return len({block for pin in self.pins for block in pin.blocks})
 
     def pin(self, prefix: Sequence[int], cache_salt: str | None = None) -> Pin:
@@ -52,7 +52,7 @@ class Pins:
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """ValueError if it is not pinned (any more)."""
+        """Lets the blocks of a pin be evicted again. ValueError if it is not pinned (any more)."""
         if pin not in self.pins:
             raise ValueError("this pin was taken off already, or is another engine's")
         self.pins.remove(pin)

@@ -1,4 +1,4 @@
-"""Orders other than first come: a file for each. Every docstring says how far a request can be overtaken."""
+"""Policies other than first come, a file for each. Every docstring says how far a request can be overtaken."""
 
 from reference_impl.features.policies.deadline import EarliestDeadline
 from reference_impl.features.policies.estimates import most_tokens

@@ -11,8 +11,8 @@ from reference_impl.interfaces import Request
 class EarliestDeadline:
     """Least slack first: by the latest moment at which a request must start, deadline - seconds_per_token * estimate.
 
-    (Slack at time t is that moment - t, so the moments order requests as their slacks do; with seconds_per_token 0
-    this is earliest deadline first.) A request without a deadline gets arrival + default_slo.
+    (Slack at time t is that moment - t, so these moments give the same order as slacks; with seconds_per_token 0 this
+    is earliest deadline first.) A request without a deadline gets arrival + default_slo.
 
     A rank is never before the arrival: a request with too little time does not go before those that came earlier.
     So once the moment at which a request must start has passed, no request that arrives goes before it. Under overload

@@ -1,4 +1,4 @@
-"""How many tokens a request will take, for policies that guess."""
+"""Estimates of how many tokens a request will take, for policies that guess."""
 
 from __future__ import annotations
 

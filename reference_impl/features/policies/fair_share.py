@@ -64,7 +64,8 @@ class FairShare:
         return self.weights.get(tenant, 1.0)
 
     def _advance(self) -> None:
-        """To the start of the last request let in; when nothing is left to do, all tenants are even again."""
+        """Moves the virtual time to the start of the last request let in; when nothing is left to do, all tenants are
+        even again."""
         while self._starts and self._starts[0][2].state is not RequestState.WAITING:
             self.virtual_time = max(self.virtual_time, heapq.heappop(self._starts)[0])
         if not self._estimates:
@@ -74,7 +75,8 @@ class FairShare:
 
 
 def _tokens_taken(request: Request) -> int:
-    """What was computed. Tokens found in the prefix cache count: a share must not depend on what filled the cache."""
+    """The number of tokens that a request took. Tokens found in the prefix cache count, since a share must not depend
+    on what filled the cache."""
     is_sample = request.parent_id is not None  # the shared prompt is charged to its parent
     if request.num_tokens == request.num_prompt_tokens:  # ended before its first token
         return 0 if is_sample else request.num_computed_tokens

@@ -1,4 +1,4 @@
-"""The more urgent first, with aging."""
+"""More urgent requests first, with aging."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from reference_impl.interfaces import Request
 
 
 class ByPriority:
-    """The smaller Request.priority first; a second of waiting is worth `aging` levels.
+    """The smallest Request.priority first; a second of waiting is worth `aging` levels.
 
     A request of priority p goes before one of priority q < p that arrives more than (p - q) / aging seconds after
     it. With aging 0 the less urgent starve while more urgent ones keep coming. Preemptive: the more urgent take the

@@ -16,7 +16,7 @@ class SkipJoin:
     once cannot do, and moved up when it has waited for long: that is the aging.
 
     A request of level l goes before one of level m < l that arrives more than (l - m) / aging seconds after it. With
-    aging 0 long prompts starve while shorter ones keep coming. Preemptive, as FastServe, within the same bound.
+    aging 0 long prompts starve while shorter ones keep coming. Preemptive, like FastServe, within the same bound.
     """
 
     def __init__(self, quantum: int = 256, aging: float = 0.1, preemptive: bool = True):

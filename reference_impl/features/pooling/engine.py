@@ -12,7 +12,7 @@ from reference_impl.interfaces import Grammar, Pooling, Reply, Request, Sampling
 
 class PoolsRequests(EngineFeature):
     def message(self, step: Step, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
-        """ValueError where a scheduler has a row sample for such a request."""
+        """The step, unchanged. ValueError if a scheduler has a row sample for such a request."""
         for row in plan.rows:
             if row.samples and requests[row.request_id].pooling is not None:
                 raise ValueError(
@@ -28,7 +28,7 @@ class PoolsRequests(EngineFeature):
 
 
 def check_pooling(pooling: Pooling, sampling: SamplingParams, holds: bool, grammar: Grammar | None) -> None:
-    """ValueError where there would be something to sample."""
+    """Raises ValueError for an unknown pooling, and for options of the request that would sample."""
     if pooling not in get_args(Pooling):
         raise ValueError(f"pooling: expected one of {', '.join(get_args(Pooling))}, or None, got {pooling!r}")
     asked = {"n": sampling.n != 1, "holds": holds, "grammar": grammar is not None}

@@ -1,4 +1,4 @@
-"""Hidden states of a prompt instead of a sampled token: of its last token, or summed over all, for their mean."""
+"""Hidden states of a prompt instead of a sampled token: its last token's, or the sum over all tokens, for the mean."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from reference_impl.core.batch import HostBatch
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device, to_host
 
-Pools = Mapping[int, tuple[int, "array[float]"]]  # as of `Reply.pooled`
+Pools = Mapping[int, tuple[int, "array[float]"]]  # see `Reply.pooled`
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Rows of a step whose hidden states are asked for.
+    """The rows of a step whose hidden states are asked for.
 
     rows: (row of the step, first position, where its hidden states begin and end among those of the step's logits).
-    sampling: which of the step's logits are not only for them.
+    sampling: which of the step's logits are sampled from.
     """
 
     rows: list[tuple[int, int, int, int]]
@@ -54,7 +54,8 @@ def add_pooled(host: HostBatch, slots: Slots) -> Pooled | None:
 
 
 def launch_pools(hidden: Tensor, pooled: Pooled) -> Callable[[], Pools]:
-    """hidden [logits, hidden_size], normalised. The function is called when the device is done."""
+    """Starts to copy the sums of pooled hidden states to the host. Returns a function that gives them once the device
+    is done. hidden [logits, hidden_size], normalised."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     sums = to_host(torch.stack([hidden[first:end].sum(0, dtype=dtype) for *_, first, end in pooled.rows]))
 

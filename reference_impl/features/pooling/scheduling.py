@@ -1,5 +1,5 @@
-"""Requests for a prompt's hidden states, instead of tokens: no row of theirs samples, and they end when their prompt is
-computed."""
+"""Requests for a prompt's hidden states instead of tokens: none of their rows samples, and they end when their prompt
+is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PoolsPrompts(SchedulerFeature):
 
 
 class Pooled:
-    """The `Outcome` of such a request."""
+    """The `Outcome` of a request with pooling: it ends when its prompt is computed."""
 
     def samples(self, request: Request) -> bool:
         return False

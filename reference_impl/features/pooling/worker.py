@@ -29,8 +29,7 @@ class PoolPart(StepPart):
 
 
 class PoolingModel:
-    """Stands before a model for one step: of its hidden states those of prompts are summed, and reported; the others
-    become logits."""
+    """Stands before a model for one step: hidden states of prompts are summed and reported, others become logits."""
 
     def __init__(self, model: Any, pooled: Pooled, reports: dict[str, Callable[[], Any]]):
         self.model, self.pooled, self.reports = model, pooled, reports

@@ -4,8 +4,8 @@
     digest[i]  = SHA-256(1, digest[i - 1], tokens of block i)
 
 A digest stands for everything up to its block, so one flat dict from digests to blocks is a whole tree of prefixes.
-A hit is not compared with the tokens: it is as sure as the hash. Hence a cryptographic one, 8 bytes for each token,
-and a first byte that separates keys from blocks, so no two prefixes are hashed from the same bytes.
+A hit is not compared with the tokens: it is only as reliable as the hash. Hence a cryptographic one, 8 bytes for each
+token, and a first byte that separates keys from blocks, so no two prefixes are hashed from the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Link:
 
 
 class HashIndex:
-    """A `PrefixIndex`. match and insert cost O(tokens): one hash for each block, O(1) besides."""
+    """A `PrefixIndex` by hashes. match and insert cost O(tokens): one hash for each block, O(1) besides."""
 
     def __init__(self, block_size: int):
         if block_size < 1:
@@ -48,7 +48,7 @@ class HashIndex:
         return len(self._links)
 
     def links(self) -> list[Link]:
-        """What is indexed, read-only; each link comes after its parent."""
+        """All links, read-only; each comes after its parent."""
         return list(self._links.values())
 
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
@@ -58,7 +58,7 @@ class HashIndex:
         return [link.block for link in path]
 
     def insert(self, tokens: Sequence[int], key: bytes, blocks: Sequence[BlockId]) -> list[BlockId]:
-        """Index `blocks` as holding `tokens`; returns the blocks that stand for them from now on.
+        """Indexes `blocks` as holding `tokens`; returns the blocks that stand for them from now on.
 
         ValueError, and nothing changed, if the lengths do not fit or a block already holds another prefix.
         """
@@ -79,7 +79,7 @@ class HashIndex:
         return [link.block for link in path]
 
     def evict(self, num_blocks: int, evictable: Callable[[BlockId], bool]) -> list[BlockId]:
-        """Forget up to num_blocks leaves, the least recently used first; returns their blocks.
+        """Forgets up to num_blocks leaves, the least recently used first; returns their blocks.
 
         One tick uses one path, and a path ends in one leaf, so no two leaves were last used at the same tick. Of the
         blocks used at one tick the deepest goes first, since the others are no leaves while it is there.
@@ -108,7 +108,7 @@ class HashIndex:
         return evicted
 
     def digests(self, tokens: Sequence[int], key: bytes) -> Iterator[bytes]:
-        """One for each full block, computed when it is asked for."""
+        """Yields the digest of each full block."""
         digest = hashlib.sha256(b"\0" + key).digest()
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             packed = self._pack(*tokens[end - self.block_size : end])
@@ -138,7 +138,8 @@ class HashIndex:
 def check_insert(
     tokens: Sequence[int], blocks: Sequence[BlockId], block_size: int, known: list[BlockId], indexed: set[BlockId]
 ) -> None:
-    """ValueError unless `blocks` can hold `tokens`, whose first blocks are `known`, in an index that has `indexed`."""
+    """Raises ValueError unless `blocks` can hold `tokens`, whose first blocks are `known`; `indexed`: those in the
+    index."""
     if len(tokens) != len(blocks) * block_size:
         expected = f"{len(blocks)} blocks x {block_size} = {len(blocks) * block_size} tokens"
         raise ValueError(f"insert: expected {expected}, got {len(tokens)} tokens; index full blocks only")

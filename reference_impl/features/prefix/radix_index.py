@@ -24,7 +24,7 @@ Level = dict[tuple[bytes, BlockTokens], "Node"]  # nodes beside each other, by k
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """blocks[i] holds the keys and values of the tokens segment[i]."""
+    """A node of the tree: blocks[i] holds the keys and values of the tokens segment[i]."""
 
     key: bytes
     segment: list[BlockTokens]
@@ -39,7 +39,7 @@ class Node:
 
 
 class RadixIndex:
-    """A `PrefixIndex`. match and insert cost O(tokens); a split moves the part of a segment above it."""
+    """A `PrefixIndex` by a radix tree. match and insert cost O(tokens); a split moves the segment's part above it."""
 
     def __init__(self, block_size: int):
         if block_size < 1:
@@ -73,7 +73,7 @@ class RadixIndex:
         return start + max((common_length(inside, block_tokens) for block_tokens in ahead), default=0)
 
     def insert(self, tokens: Sequence[int], key: bytes, blocks: Sequence[BlockId]) -> list[BlockId]:
-        """Index `blocks` as holding `tokens`; returns the blocks that stand for them from now on.
+        """Indexes `blocks` as holding `tokens`; returns the blocks that stand for them from now on.
 
         ValueError, and nothing changed, if the lengths do not fit or a block already holds another prefix.
         """
@@ -92,7 +92,7 @@ class RadixIndex:
         return known + added
 
     def evict(self, num_blocks: int, evictable: Callable[[BlockId], bool]) -> list[BlockId]:
-        """Forget up to num_blocks leaves, the least recently used first; returns their blocks.
+        """Forgets up to num_blocks leaves, the least recently used first; returns their blocks.
 
         A leaf node is cut from its end, block by block. Children stand before their parent in the order of use, so
         one walk from its front meets each node when everything below it is evicted or must stay: O(blocks evicted +
@@ -134,7 +134,7 @@ class RadixIndex:
         return path, blocks, rest
 
     def _split(self, path: list[Node], rest: int) -> None:
-        """Make the path end with a whole node. The `rest` below keeps its place in the order: it was not used now."""
+        """Makes the path end with a whole node. The `rest` below keeps its place in the order: it was not used now."""
         if rest:
             below = path[-1]
             path[-1] = Node(below.key, below.segment[:-rest], below.blocks[:-rest]).hang(below.level)
@@ -142,7 +142,7 @@ class RadixIndex:
             below.hang(path[-1].children)
 
     def _use(self, path: list[Node]) -> None:
-        """Move the path to the end of the order, its deepest node first: a child is evicted before its parent."""
+        """Moves the path to the end of the order, its deepest node first: a child is evicted before its parent."""
         for node in reversed(path):
             self._order[node] = None
             self._order.move_to_end(node)

@@ -1,5 +1,5 @@
-"""What a worker reports before the first step. What a planner has to know of it, it learns from these facts; what all
-must have in common is compared, and of the rest an engine has as much as each of its workers has."""
+"""What a worker reports before the first step. A planner learns from these facts what it has to know of the worker.
+What all workers must have in common is compared; of the rest an engine has as much as the worker with the least."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PROTOCOL = 8  # version of the messages; raised when one changes its meaning
 @dataclass(frozen=True)
 class ModelFacts:
     """A model as a planner sees it, wherever its tensors are. dtype: torch's name, "torch.float32". device: "cpu" or
-    "cuda". weights: as of `weights_of`; "" where no pages are stored, and two checkpoints of one shape are alike."""
+    "cuda". weights: see `weights_of`; "" where no pages are stored: two checkpoints of one shape then count as equal.
+    """
 
     config: ModelConfig
     dtype: str
@@ -26,15 +27,15 @@ class ModelFacts:
 
     @property
     def fingerprint(self) -> str:
-        """Of configuration, dtype and weights, 32 hexadecimal digits."""
+        """A hash of configuration, dtype and weights, 32 hexadecimal digits."""
         return hashlib.sha256(f"{self.config!r} {self.dtype} {self.weights}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """num_blocks, num_host_blocks: of its KV cache, and in host memory for requests that are swapped out. max_num_seqs,
-    max_model_len: requests that run at a time, positions of one. page_store: whether there is one. reads: as of
-    `ReadsFields`."""
+    """The facts of a worker. num_blocks, num_host_blocks: blocks of its KV cache, and in host memory for requests that
+    are swapped out. max_num_seqs, max_model_len: requests that run at a time, positions of one. page_store: whether
+    there is one. reads: see `ReadsFields`."""
 
     model: ModelFacts
     kv_specs: tuple[KVSpec, ...]
@@ -47,7 +48,7 @@ class Facts:
     protocol: int = PROTOCOL
 
     def check(self, worker: Facts) -> None:
-        """ValueError with each difference in what must be the same."""
+        """Raises ValueError, with each difference, if a worker differs in what must be the same."""
         mine, its = self._in_common(), worker._in_common()
         wrong = [
             f"{name}: expected {mine[name]!r}, the worker has {its[name]!r}" for name in mine if mine[name] != its[name]
@@ -64,7 +65,8 @@ class Facts:
 
 
 def combined(workers: Sequence[Facts]) -> Facts:
-    """Of an engine with these workers. ValueError as of `check`, where one does not belong to the first."""
+    """The facts of an engine with these workers: the least of each number. ValueError if a worker does not belong to
+    the first: see `Facts.check`."""
     first = workers[0]
     for other in workers[1:]:
         first.check(other)

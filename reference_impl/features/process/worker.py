@@ -1,9 +1,8 @@
 """A worker in a process of its own: steps go there as messages, replies come back.
 
-The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
-the worker reports its `Facts`. A worker that fails, or whose process ends, is an error that
-names the step and the rank, and so is one that does not answer a step in time; when a planner's process ends, its
-worker's ends too, even if it is stopped.
+The process that plans needs no model, no tensors and no GPU; the other one needs no scheduling. Before the first step
+the worker reports its `Facts`. If a worker fails, its process ends, or it does not answer a step in time, that is an
+error that names the step and the rank. When a planner's process ends, its worker's ends too, even if it is stopped.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class WorkerError(RuntimeError):
 
 
 class WorkerProcess:
-    """An executor whose work is done elsewhere. `make()`, run there, gives the executor that does it and its `Facts`;
-    it is pickled, so it is a function of a module, or a partial of one.
+    """An executor that works in another process. `make()`, called there, gives the executor that does the work, and its
+    `Facts`. It is pickled, so it must be a function of a module, or a partial of one.
 
-    rank: which of several workers it is. step_seconds: how long a step may take; None: as long as it likes. ValueError
-    where `make` raises ValueError or OSError, with their words;
-    WorkerError for what else it raises, or where the process ends before it is ready.
+    rank: which of several workers it is. step_seconds: how long a step may take; None: without limit. ValueError if
+    `make` raises ValueError or OSError, with the same text; WorkerError for any other error of it, or if the process
+    ends before it is ready.
     """
 
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
@@ -70,11 +69,11 @@ class WorkerProcess:
 
     @property
     def reads(self) -> Collection[str]:
-        """As of `ReadsFields`."""
+        """The fields of SamplingParams that the worker's sampler reads: see `ReadsFields`."""
         return self.facts.reads
 
     def submit(self, step: Step) -> int:
-        """Sends it without waiting."""
+        """Sends a step without waiting; returns its ticket. WorkerError if the worker is gone."""
         try:
             self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
         except OSError:
@@ -86,7 +85,7 @@ class WorkerProcess:
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
-        """Sends them without waiting."""
+        """Sends the masks of a step without waiting. WorkerError if the worker is gone."""
         self._waits = False
         try:
             self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
@@ -94,7 +93,8 @@ class WorkerProcess:
             raise self._gone(ticket) from None
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
-        """As of `drafts.ShowsDrafts`. WorkerError if it failed, RuntimeError unless it is alone in flight."""
+        """The drafts of a step that waits for masks: see `ShowsDrafts`. WorkerError if the step failed, RuntimeError
+        unless it is alone in flight."""
         if list(self._in_flight) != [ticket]:
             raise RuntimeError(f"drafts of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
         message: Any = ticket
@@ -110,7 +110,8 @@ class WorkerProcess:
             message = list(ask(found))
 
     def collect(self, ticket: int) -> Reply:
-        """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
+        """Waits for a step and returns its reply. WorkerError if the step failed, or the worker is gone; RuntimeError
+        if an earlier step was not collected yet."""
         if not self._in_flight or self._in_flight[0] != ticket:
             raise RuntimeError(f"step {ticket} is collected, and in flight are {list(self._in_flight)}, oldest first")
         self._in_flight.popleft()
@@ -138,7 +139,7 @@ class WorkerProcess:
         return what, content
 
     def _late(self, step_id: int) -> WorkerError:
-        """Ends the process: what it might still answer belongs to no step any more."""
+        """Ends the process, since a later answer would belong to no step, and returns the error."""
         self._process.kill()
         self._process.wait()
         return WorkerError(
@@ -170,8 +171,8 @@ class WorkerProcess:
 
 
 def start_beside(module: str, *words: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A process that runs `module`, and this end of the socket between the two. Its first argument is the number of
-    the other end; `words` are the others."""
+    """Starts a process that runs `module`; returns it, and this end of a socket between the two. Its first argument is
+    the number of the other end; `words` follow."""
     mine, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), *words]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # so that what is pickled is found there
@@ -181,14 +182,14 @@ def start_beside(module: str, *words: str) -> tuple[subprocess.Popen[bytes], soc
 
 
 def how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    """Waits for its end."""
+    """Waits for the process to end, and says how it did."""
     code = process.wait()
     return f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
 
 
 def end_with_the_other(number: int) -> None:
-    """From now on this process is killed when the other end of socket `number` is closed, even in the middle of a step,
-    and even if it is stopped: by a child that does nothing else, and ends with it."""
+    """Makes sure that this process is killed when the other end of socket `number` is closed, even in the middle of a
+    step, and even if it is stopped: a child does that, which does nothing else and ends with this process."""
     ends_with_this, kept = os.pipe()  # `kept` stays open as long as this process
     this = os.getpid()
     if os.fork():
@@ -208,7 +209,8 @@ def end_with_the_other(number: int) -> None:
 
 
 def ignore_signals() -> None:
-    """A terminal or a service sends these to all its processes; the one at the other end decides when to end."""
+    """Ignores SIGINT and SIGTERM, which a terminal or a service sends to all its processes: the process at the other
+    end decides when to end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -221,7 +223,7 @@ Message: TypeAlias = Step | Masks | int | list[bytes | None] | None
 
 
 class _Inbox:
-    """What came, in order, of which the last one that was taken can be put back."""
+    """The messages that came, in order; one that was taken can be put back."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -241,12 +243,12 @@ class _Inbox:
 
 
 class _Abandoned(Exception):
-    """Masks were asked for, and something else came: the other end has given the step up, or is gone."""
+    """Raised when masks were asked for and something else came: the other end has given the step up, or is gone."""
 
 
 def serve(connection: Connection, executor: Executor) -> None:
-    """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
-    one that fails is answered with its traceback."""
+    """Receives steps and sends replies, in order, until the other end is closed. As many steps are submitted as have
+    come and may run; one that fails is answered with its traceback."""
     messages = _Inbox()
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     running: deque[_Submitted] = deque()
@@ -278,7 +280,7 @@ def serve(connection: Connection, executor: Executor) -> None:
 def _answer(
     connection: Connection, messages: _Inbox, executor: Executor, running: deque[_Submitted], step_id: int
 ) -> None:
-    """The drafts of a step that waits for masks; nothing where it failed: that was answered instead."""
+    """Sends the drafts of a step that waits for masks; nothing if the step failed, which was answered instead."""
 
     def ask(texts: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[bytes | None]:
         connection.send_bytes(pickle.dumps(("masks", texts), pickle.HIGHEST_PROTOCOL))
@@ -316,7 +318,7 @@ def _submit(executor: Executor, step: Step) -> _Submitted:
 
 
 def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> None:
-    """Drops masks of a step that failed and was answered."""
+    """Hands masks to the step that waits for them; drops those of a step that failed and was answered."""
     for submitted in running:
         if submitted.step_id == masks.step_id and submitted.waits:
             submitted.waits = False
@@ -329,7 +331,8 @@ def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> Non
 
 
 def _read(connection: Connection, messages: _Inbox) -> None:
-    """In its own thread: a long step can be received while a long reply is sent, or both ends would wait."""
+    """Reads messages, in its own thread: if a long step could not be received while a long reply is sent, both ends
+    would wait."""
     while True:
         try:
             messages.put(pickle.loads(connection.recv_bytes()))

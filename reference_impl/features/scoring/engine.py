@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens (SamplingParams.prompt_logprobs) go to their request as its rows come back."""
+"""Gives log-probabilities of a prompt's tokens (SamplingParams.prompt_logprobs) to its request as rows come back."""
 
 from __future__ import annotations
 

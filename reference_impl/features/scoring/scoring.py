@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens: of each, given those before it, as the model computed the prompt."""
+"""Log-probabilities of a prompt's tokens, each given those before it, from the pass that computes the prompt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device, to_host
 from reference_impl.interfaces import TokenLogprobs
 
-Reports = Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]]  # as of `Reply.prompt_logprobs`
+Reports = Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]]  # see `Reply.prompt_logprobs`
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows of a step that compute prompt tokens with another prompt token behind them.
+    """The rows of a step that compute prompt tokens with another prompt token behind them.
 
-    rows: (row of the step, first position, how many, alternatives to report). slots, positions: of the tokens behind.
+    rows: (row of the step, first position, how many, alternatives to report). slots, positions: those of the tokens
+    behind.
     sampling, scoring: which of the step's logits are sampled from, and which score a token.
     """
 
@@ -34,8 +35,8 @@ class Scored:
 
 
 def add_scored(host: HostBatch, slots: Slots) -> Scored | None:
-    """Adds to the batch's logits_indices, in their order, what is to be scored; None, and nothing changed, if nothing
-    is."""
+    """Adds the tokens behind which a prompt token is scored to the batch's logits_indices, in their order; None, and
+    nothing changed, if there are none."""
     rows: list[tuple[int, int, int, int]] = []
     of_slots: list[int] = []
     positions: list[int] = []
@@ -58,7 +59,8 @@ def add_scored(host: HostBatch, slots: Slots) -> Scored | None:
 
 
 def launch_scores(logits: Tensor, scored: Scored, slots: Slots) -> Callable[[], Reports]:
-    """logits: of the step, all of them. The function is called when the device is done."""
+    """Starts to copy the scores to the host. Returns a function that gives them once the device is done. logits: all
+    those of the step."""
     t = to_device(
         {"slots": np.array(scored.slots), "positions": np.array(scored.positions), "scoring": scored.scoring},
         logits.device,

@@ -1,4 +1,4 @@
-"""How many blocks a budget in bytes pays for, and whether the machine has them."""
+"""Computes how many blocks a budget in bytes pays for, and checks whether the machine has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LESS = "ask for less with kv_cache_bytes (or num_blocks, swap_bytes)"
 
 
 def num_blocks_for(config: EngineConfig, each: int) -> int:
-    """Blocks of `each` so many bytes that the budget pays for. ConfigError with the numbers if it is not one."""
+    """The number of blocks, of `each` bytes, that the budget pays for. ConfigError, with the numbers, if none."""
     budget = KV_CACHE_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
     blocks = config.num_blocks if config.num_blocks is not None else budget // each
     if blocks < 1:
@@ -30,7 +30,8 @@ def num_blocks_for(config: EngineConfig, each: int) -> int:
 
 
 def num_host_blocks_for(config: EngineConfig, each: int) -> int:
-    """Blocks in host memory, of `each` so many bytes, for requests that are swapped out; 0 unless they are."""
+    """The number of blocks in host memory, of `each` bytes, for requests that are swapped out; 0 without swapping.
+    ConfigError, with the numbers, if the budget does not pay for one."""
     if config.preemption != "swap":
         return 0
     blocks = config.swap_bytes // each
@@ -43,8 +44,8 @@ def num_host_blocks_for(config: EngineConfig, each: int) -> int:
 
 
 def check_memory(num_blocks: int, num_host_blocks: int, each: int, device: torch.device) -> None:
-    """ConfigError with the numbers if the machine has less than the cache would take, with blocks of `each` so many
-    bytes."""
+    """Raises ConfigError, with the numbers, if the machine has less memory than the cache would take, with blocks of
+    `each` bytes."""
     import torch
 
     blocks, free = f"{num_blocks:,} KV blocks of {each:,} bytes", free_bytes(device)

@@ -1,4 +1,4 @@
-"""Whether the machine has what is asked for: checked first, since otherwise the system kills the process."""
+"""Checks whether the machine has the memory asked for, since otherwise the system would kill the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory available now; None if the system does not say."""
+    """The bytes of memory available now; None if the system does not say."""
     if device.type == "cuda":
         import torch
 
@@ -40,7 +40,7 @@ def give_back(device: torch.device) -> None:
 
 
 def check_free(wanted: int, free: int | None, what: str, where: str, remedy: str) -> None:
-    """ConfigError with the numbers if `wanted` bytes are more than there are."""
+    """Raises ConfigError, with the numbers, if `wanted` bytes are more than `free`; None: enough."""
     if free is not None and wanted > free:
         raise ConfigError(
             f"{what} need {wanted / 2**30:.2f} GiB, and {where} has {free / 2**30:.2f} GiB free: {remedy}"

@@ -1,9 +1,9 @@
-"""Memory for keys and values on a GPU: what is left when the worst steps have had theirs.
+"""Memory for keys and values on a GPU: what the worst steps leave.
 
-A step's activations, logits and workspaces depend on the kernels, the sampler and the libraries below; instead of
-guessing, some steps that need the most are run before the cache is there, and the device is asked for their peaks:
-a prompt that takes the whole budget of tokens; as many rows as may be, all of which sample; and as many that decode,
-without drafts and with as many as they may have.
+A step's activations, logits and workspaces depend on the kernels, the sampler and the libraries below. Instead of
+guessing, steps that need the most are run before the cache is there, and the device is asked for their peaks: a prompt
+that takes the whole budget of tokens; as many rows as possible, all of which sample; and as many that decode, without
+drafts and with as many drafts as they may have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ WorstStep = tuple[StepPlan, Mapping[str, Request]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes. in_use: by anybody, before the cache and between steps. peaks: of each run, beside these."""
+    """The memory of a device, in bytes. in_use: by all processes, before the cache and between steps. peaks: that of
+    each run, beyond in_use."""
 
     total: int
     in_use: int
@@ -48,7 +49,8 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """What torch's allocator gave out counts exactly; between steps, what the driver says, with other processes'."""
+    """Measures a GPU: peaks by torch's allocator, exactly; what is in use between steps by the driver, which counts
+    other processes, too."""
 
     def __init__(self, device: torch.device):
         import torch
@@ -74,12 +76,12 @@ class CudaMemory:
 def worst_steps(
     config: EngineConfig, specs: Sequence[KVSpec], longest: int, vocab: int, room: int, by_model: bool = False
 ) -> list[WorstStep]:
-    """Steps for a cache of one block, which stands for all blocks of all rows.
+    """The steps that need the most memory, for a cache of one block, which stands for all blocks of all rows.
 
-    The one that decodes comes first: the workspace that torch's attention keeps from it is there beside the others.
+    The one that decodes comes first: the workspace that torch's attention keeps from it is then there in the others.
 
-    longest: positions of a sequence. room: tokens that the device could hold at all: together the rows see no more,
-    but that one of them is as long as can be. by_model: drafts come from a model in the worker; otherwise the step
+    longest: positions of a sequence. room: the tokens that the device could hold at all; together the rows see no more,
+    except that one of them is as long as possible. by_model: drafts come from a model in the worker; otherwise the step
     names them.
     """
     budget = config.max_num_batched_tokens
@@ -110,10 +112,10 @@ def worst_steps(
 
 
 def bytes_of_graphs(measured: Measured, steps: Sequence[WorstStep], widest: int | None = None) -> int:
-    """Captured steps have memory of their own. They share it, but a large one cannot always use the pieces of smaller
-    ones, and logits are copied out of it: the largest peak of `steps` that decode, with drafts or without, is counted
-    twice. Their inputs and what the driver keeps for them are left to the rest of the device, as is what the allocator
-    loses in gaps.
+    """The bytes to reserve for CUDA graphs. Captured steps have memory of their own. They share it, but a large one
+    cannot always use the pieces of smaller ones, and logits are copied out of it: so the largest peak of `steps` that
+    decode, with drafts or without, is counted twice. Their inputs, what the driver keeps for them, and what the
+    allocator loses in gaps are left to the rest of the device.
 
     steps: those measured. widest: tokens of a step with drafts, if larger ones are not captured.
     """
@@ -126,7 +128,7 @@ def bytes_of_graphs(measured: Measured, steps: Sequence[WorstStep], widest: int 
 
 
 def bytes_for_cache(measured: Measured, memory_percent: float, of_graphs: int) -> int:
-    """What is left for the cache of memory_percent of the device, maybe less than nothing. of_graphs: bytes."""
+    """The bytes that memory_percent of the device leave for the cache; may be negative. of_graphs: bytes."""
     needed = max(measured.peaks) + of_graphs
     return int(measured.total * memory_percent // 100) - measured.in_use - needed
 
@@ -134,8 +136,8 @@ def bytes_for_cache(measured: Measured, memory_percent: float, of_graphs: int) -
 def profiled_blocks(
     measured: Measured, config: EngineConfig, each: int, num_groups: int, longest: int, of_graphs: int = 0
 ) -> int:
-    """Blocks of `each` so many bytes that are paid for, but no more than max_num_seqs sequences of the longest need in
-    num_groups KV groups. of_graphs: bytes. ConfigError with the numbers if that is not one."""
+    """The number of blocks, of `each` bytes, that fit, but no more than max_num_seqs sequences of `longest` tokens need
+    in num_groups KV groups. of_graphs: bytes. ConfigError, with the numbers, if not even one fits."""
     left = bytes_for_cache(measured, config.memory_percent, of_graphs)
     if left < each:
         in_graphs = f" CUDA graphs {of_graphs / 2**20:,.1f} MiB," if of_graphs else ""

@@ -1,4 +1,4 @@
-"""Where the memory of the KV cache is at this moment, slot by slot."""
+"""How the memory of the KV cache is used at this moment, slot by slot."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class MemoryUse:
 
     @property
     def waste(self) -> float:
-        """Share of the held slots that holds nothing now; 0 where nothing is held."""
+        """The share of the held slots that is empty now; 0 where nothing is held."""
         return 1 - self.filled_slots / self.held_slots if self.held_slots else 0.0
 
 
 def memory_use(pool: BlockPool, num_blocks: int, block_size: int, requests: Iterable[Request]) -> MemoryUse:
-    """Counts, from the block tables of all unfinished requests. num_blocks: of the pool."""
+    """The memory use, counted from the block tables of all unfinished requests. num_blocks: the pool's."""
     filled: dict[BlockId, int] = {}
     known: dict[BlockId, int] = {}  # slots for tokens that the request has, computed or not
     last: dict[BlockId, bool] = {}

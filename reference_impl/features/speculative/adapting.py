@@ -63,8 +63,8 @@ class Acceptance:
             self.num_idle = 0
 
     def chance(self, expected: float, weight: float) -> float:
-        """That a draft token is kept if those before it were. expected: what is assumed where little was seen, as if so
-        many drafts had shown it."""
+        """The probability that a draft token is kept if those before it were. expected: what is assumed where little
+        was seen, as if `weight` drafts had shown it."""
         return (self.kept + weight * expected) / (self.kept + self.missed + weight)
 
 
@@ -151,7 +151,7 @@ class Adapting(Drafting):
         return k or int(found.num_idle >= found.patience)
 
     def _depth_that_pays(self) -> int:
-        """That at which tokens are expected to come fastest, 0 to `num_drafts`."""
+        """The depth, 0 to `num_drafts`, at which tokens are expected to come fastest."""
         num_rows = len(self.running)
         seconds = self.costs.slope(num_rows)
         if seconds is None or not num_rows or not self.costs.has_drafts_like(num_rows):
@@ -243,7 +243,7 @@ class Adapting(Drafting):
         self.payoff.add(num_rows, num_given, plain, spent, LEAST_SEEN if alone is None else LEAST_WON)
 
     def _note_prompts(self, plan: StepPlan, drafting: float) -> None:
-        """drafting: seconds of the model."""
+        """Notes what the draft model took for prompts. drafting: its seconds in this step."""
         self._prompt_seconds.append(drafting / plan.num_tokens)
         usual = min(self._prompt_seconds[-1], STALL * statistics.median(self._prompt_seconds))
         for row in plan.rows:
@@ -251,7 +251,8 @@ class Adapting(Drafting):
                 self._prompts[row.request_id] = self._prompts.get(row.request_id, 0.0) + usual * row.num_tokens
 
     def _prompt_seconds_of_a_token(self, plan: StepPlan) -> float:
-        """Of a model, for a token of each row: what its prompt took, over the tokens that its request may give."""
+        """The draft model's seconds for prompts, for one token of each row: what a row's prompt took, divided by the
+        tokens that its request may give."""
         usual = statistics.fmean(self._lengths) if self._lengths else math.inf
         names = [row.request_id for row in plan.rows if row.request_id in self._prompts]
         return sum(self._prompts[name] / min(usual, self.requests[name].sampling.max_tokens) for name in names)

@@ -42,8 +42,8 @@ NONE = -1  # among the children of a node that has fewer than others
 
 
 def drawn_without_replacement(q: Tensor, u: Tensor) -> Tensor:
-    """[rows, m] int64, in the order in which they are drawn. q [rows, vocab_size]; u [m, rows], uniform in (0, 1).
-    Where q has fewer than m tokens any follow: `verified_children` takes them as not drawn."""
+    """The candidates, [rows, m] int64, in the order in which they are drawn. q [rows, vocab_size]; u [m, rows], uniform
+    in (0, 1). Where q has fewer than m tokens, arbitrary ones follow: `verified_children` takes them as not drawn."""
     found = []
     for each in u:
         found.append(draw(q, each))
@@ -52,7 +52,7 @@ def drawn_without_replacement(q: Tensor, u: Tensor) -> Tensor:
 
 
 def verified_children(p: Tensor, q: Tensor | None, children: Tensor, u: Tensor) -> Tensor:
-    """[nodes] int64: the token behind each node, one of its children where that is kept.
+    """The token behind each node, [nodes] int64: one of its children where that is kept.
 
     p, q [nodes, vocab_size]: rows sum to 1; None: children that were not drawn. children [nodes, m] int64, tokens in
     the order in which they were drawn, NONE behind them. u [m + 1, nodes]: uniform in (0, 1), independent of each other
@@ -74,14 +74,14 @@ def verified_children(p: Tensor, q: Tensor | None, children: Tensor, u: Tensor) 
 
 
 def _divided(rest: Tensor, before: Tensor) -> Tensor:
-    """To sum 1; where rounding has left nothing, what was there before."""
+    """The rest scaled to sum 1; where rounding has left nothing, what was there before."""
     total = rest.sum(-1, keepdim=True)
     return torch.where(total > 0, rest / total, before)
 
 
 def first_of_equal(tokens: Tensor, siblings: Tensor) -> Tensor:
-    """[drafts] bool: whether no earlier sibling is the same token: only such a draft may be on a path, or two
-    paths would bear one text. tokens [drafts]; siblings [drafts, m], indices of the earlier ones, NONE behind."""
+    """Whether no earlier sibling of a draft is the same token, [drafts] bool: only such a draft may be on a path, or
+    two paths would have one text. tokens [drafts]; siblings [drafts, m], indices of the earlier ones, NONE behind."""
     same = tokens[siblings.clamp(min=0)] == tokens[:, None]
     return ~(same & (siblings != NONE)).any(1)
 
@@ -89,14 +89,14 @@ def first_of_equal(tokens: Tensor, siblings: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Paths:
     """Trees on the device, one for each row. above [rows, nodes]: 1 + the parent; depths [rows, nodes]; lineage
-    [rows, nodes, num_levels] as of `Tree`. Behind the nodes of a row's tree 0, 0 and -1."""
+    [rows, nodes, num_levels], see `Tree`. Behind the nodes of a row's tree are 0, 0 and -1."""
 
     above: Tensor
     depths: Tensor
     lineage: Tensor
 
     def deepest(self, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The longest path from the root whose nodes are all right; of equally long ones that to the first node.
+        """The longest path from the root whose nodes are all right; among equals the one to the first node.
 
         right [rows, nodes] bool, false behind the nodes of a row's tree. Returns how many nodes it has, [rows], and
         which, [rows, num_levels], -1 behind its end; both int64.
@@ -126,8 +126,8 @@ def path_arrays(trees: Sequence[Tree]) -> Arrays:
 
 
 def typical(p: Tensor, tokens: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
-    """[drafts] bool: which drafts typical acceptance keeps (Medusa, Cai et al. 2024, section 2.3.1): those with
-    p(x) > min(epsilon, delta exp(-entropy of p)). Lossy: texts are no longer distributed as p, nor those of plain
-    decoding. p [drafts, vocab_size], of the node before each; tokens [drafts]."""
+    """Which drafts typical acceptance keeps, [drafts] bool (Medusa, Cai et al. 2024, section 2.3.1): those with
+    p(x) > min(epsilon, delta exp(-entropy of p)). It is lossy: texts are no longer distributed as p, nor those of plain
+    decoding. p [drafts, vocab_size], that of the node before each; tokens [drafts]."""
     entropy = torch.special.entr(p).sum(-1)
     return p.gather(1, tokens[:, None])[:, 0] > torch.clamp(delta * torch.exp(-entropy), max=epsilon)

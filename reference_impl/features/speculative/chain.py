@@ -20,10 +20,10 @@ Ints = NDArray[np.int64]
 
 
 class Chain:
-    """part: the step's `DraftPart`."""
+    """How drafts in a chain are laid out, chosen and verified. part: the step's `DraftPart`."""
 
     def lay_out(self, run: StepRun, part: Any) -> None:
-        """Adds to the batch's arrays what drafts are looked up by."""
+        """Adds the arrays by which drafts are looked up to the batch's."""
         batch, w = run.batch, run.worker
         if batch.drafts:
             batch.arrays.update(draft_arrays(batch, run.step))
@@ -32,15 +32,15 @@ class Chain:
         part.source.lay_out(run, part.rows)
 
     def parents(self, run: StepRun) -> Sequence[Sequence[int]]:
-        """Of each row with drafts, as of `Drafted`."""
+        """The parents of the drafts of each row that has any: see `Drafted`."""
         return [tuple(range(-1, num - 1)) for num in run.batch.drafts if num]
 
     def own_logits(self, run: StepRun) -> Ints:
-        """[D]: of each draft which of the logits stand behind it."""
+        """Which of the logits stand behind each draft, [D]."""
         return run.batch.arrays["draft.at"] + 1
 
     def before(self, run: StepRun, rows: Ints) -> tuple[Tensor, Tensor] | None:
-        """Of some logits, rows [P], the drafts before their positions: (which of the P, token)."""
+        """The drafts before the positions of some logits, rows [P]: (which of the P, token); None: there are none."""
         first = np.searchsorted(run.batch.sampling, np.array(run.batch.sampling)[rows])  # logits of the same row
         before = rows - first
         if not before.any():
@@ -53,7 +53,7 @@ class Chain:
         return t["which"], tokens.long()
 
     def chosen(self, run: StepRun, part: Any, tokens: Tensor) -> Tensor:
-        """With what is drawn by rejection, or kept as typical."""
+        """The tokens [logits], with those that are drawn by rejection or kept as typical in place of the sampler's."""
         t = run.tensors
         if part.is_typical and "temperature" in t:  # otherwise all rows are greedy
             drafts, at = t["draft.tokens"], t["draft.at"]
@@ -66,7 +66,8 @@ class Chain:
         return tokens.index_copy(0, at, verified(p, part.q, drafts, t["draft.verdicts"]))
 
     def verify(self, run: StepRun, part: Any, tokens: Tensor, cut: Tensor | None) -> Verified:
-        """tokens [logits]: what was chosen there. cut [D] bool: drafts that are not kept, whatever was chosen."""
+        """How many drafts are kept. tokens [logits]: what was chosen there. cut [D] bool: drafts that are not kept,
+        whatever was chosen."""
         t: Mapping[str, Tensor] = run.tensors
         if cut is not None:
             t = {**t, "draft.tokens": t["draft.tokens"].masked_fill(cut, NO_TOKEN)}

@@ -1,9 +1,9 @@
 """Passes of a draft model, a feature head or early exit as CUDA graphs, beside those of the steps.
 
-Captured is a pass in which every row has one token: the model and its logits, of the passes of a step all but the
-first, in which a draft model has rows of two tokens or more, and a head only draws. Of a head's tree it is a pass over
-inner nodes, whose tokens and hidden states are copied to where the graph reads them, and which all get logits. Outside
-stays what moves and draws drafts, and writes them. So a pass may be computed twice, as a capture does.
+A pass is captured if every row has one token: the model and its logits, in all passes of a step but the first, in which
+a draft model has rows of two tokens or more, and a head only draws. For a head's tree it is a pass over inner nodes,
+whose tokens and hidden states are copied to where the graph reads them, and which all get logits. The graph does not
+change scores, draw drafts or write them, so a pass may be computed twice, as a capture does.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from reference_impl.interfaces import takes_bounds
 
 
 class PassGraphs:
-    """most_inner: nodes of a row's tree that have children; 0: drafts are a chain. The others: as of
-    `GraphWorker.use_graphs`; target: the model, which may be watched; stats: the worker's."""
+    """The CUDA graphs of a draft's passes. most_inner: how many nodes of a row's tree have children; 0: drafts are a
+    chain. target: the model, which may be watched; stats: the worker's; others: see `GraphWorker.use_graphs`."""
 
     def __init__(
         self, draft: DraftModel | FeatureDraft, target: Any, slots: Slots, stats: Stats, recorder: Recorder,
@@ -70,7 +70,7 @@ class PassGraphs:
         return draft.model.logits(hidden).to(draft.logits_dtype)
 
     def replay_of_nodes(self) -> ReplayNodes | None:
-        """As `propose_tree` takes it; None: nothing is replayed now."""
+        """The replay that `propose_tree` takes; None: nothing is replayed now."""
         return None if self.target.watched else self._replayed_nodes
 
     def _replayed_nodes(
@@ -90,7 +90,7 @@ class PassGraphs:
         return logits[:num], self.graphs.hidden_of(key)[:num]
 
     def replay_of_passes(self) -> Replay | None:
-        """As `DraftModel.propose` takes it, likewise."""
+        """The replay that `DraftModel.propose` takes; None: nothing is replayed now."""
         return None if self.target.watched else self._replayed
 
     def _replayed(self, batch: HostBatch) -> tuple[Tensor, Tensor] | None:
@@ -112,7 +112,7 @@ class PassGraphs:
         return graphs.run(key, arrays)[0]
 
     def capture_all(self, longest: int | None = None) -> int:
-        """As of `GraphWorker.capture_all`."""
+        """Captures the graphs of passes for contexts of up to `longest` positions; None: all. Returns how many."""
         graphs, before = self.graphs, self.stats.graphs_captured
         bound = graphs.max_len if longest is None else longest_bucket(longest, graphs.max_len)
         for key in graphs.keys(False):
@@ -122,7 +122,8 @@ class PassGraphs:
 
 
 def decoder_of_passes(draft: Any) -> FusedDecoder | None:
-    """What a pass launches, where a graph may repeat it; None: it has no layers, or rows that pad would be written."""
+    """The decoder of a draft's passes, if a graph may repeat it; None: the draft has no layers, or rows that pad would
+    be written to its cache, or its attention takes no bounds."""
     if not isinstance(draft, DraftModel | FeatureDraft):
         return None
     decoder: Any = draft.model.layer if isinstance(draft, FeatureDraft) else draft.model

@@ -1,22 +1,22 @@
 """A draft model: a smaller one that drafts what the target would write (Leviathan et al. 2023).
 
-Its keys and values lie in a cache of its own with the target's blocks: as many of them, of as many tokens, by the same
-ids. So the target's block tables address both caches, and what the engine does with blocks (prefixes that are found
-again, copies, forks, swapping, roll-back) it does for the draft.
+Its keys and values lie in a cache of its own with the target's blocks: the same number, size and ids. So the target's
+block tables address both caches, and what the engine does with blocks (prefix caching, copies, forks, swapping,
+roll-back) it does for the draft, too.
 
     pass 0       all rows of the step: those without drafts are only computed, so that the draft keeps up;
                  behind the others the first draft token is drawn
     pass 1 ...   of rows that get another draft token, the one before: one token each
 
-Of a slot with n tokens computed, keys and values of positions [0, n - 1) are right in the draft's cache: of all the
-drafts that were kept the last was drawn, and not computed. So in pass 0 each row begins one token before its own.
+For a slot with n tokens computed, keys and values of positions [0, n - 1) are right in the draft's cache: if all drafts
+were kept, the last was drawn, but not computed. So in pass 0 each row begins one token before its own.
 (Where that draft token is the last token of a block, and another request finds the block in the prefix cache before
 this one has gone on, the position stays wrong for the other one, whose drafts are worse then.)
 
-A draft token for a request with a seed is drawn as the target's token will be, with the position's own random number:
-where the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own,
-and what it was drawn from is kept for `rejection.py`. Of a request with penalties or biases the draft's logits are
-moved as the target's are (`draft_scores.py`).
+A draft token for a request with a seed is drawn like the target's token will be, with the position's own random number:
+where the two distributions are similar, the tokens are mostly the same. For a request without a seed it is drawn with a
+number of its own, and its distribution is kept for `rejection.py`. For a request with penalties or biases the draft's
+logits are changed like the target's (`draft_scores.py`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 # None: it cannot be replayed.
 Replay = Callable[[HostBatch], tuple[Tensor, Tensor] | None]
 # (batch of a pass over inner nodes of trees, their tokens, what the head is given of their parents, what they see) ->
-# of each node logits and hidden states, likewise.
+# logits and hidden states of each node, likewise.
 ReplayNodes = Callable[[HostBatch, Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
 PREFIX = "draft.pass."  # before the names of a pass's arrays; what begins with "draft." stands beside a graph
 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """model, of the target's vocabulary and on its device. kv_cache, kv_specs: with the target's number of blocks and
-    block size. attention: its own, since heads and scale differ. logits_dtype: the target's, which the sampler is for.
-    """
+    """A draft model at work. model: has the target's vocabulary and device. kv_cache, kv_specs: with the target's
+    number of blocks and block size. attention: its own, since heads and scale differ. logits_dtype: the target's, which
+    the sampler expects."""
 
     model: Decoder
     kv_cache: KVCache
@@ -61,7 +61,7 @@ class DraftModel:
 
     @property
     def own_cache(self) -> KVCache | None:
-        """Its cache, unless that is the target's."""
+        """The draft model's own cache; None if it uses the target's."""
         return self.kv_cache
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
@@ -72,9 +72,9 @@ class DraftModel:
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Runs the passes; drafts go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
-        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without drafts that it is for.
-        replay: by which passes are computed, as far as it can."""
+        """Runs the passes and writes the drafts behind the tokens of their slots. t: with the `arrays_of` all passes,
+        on the device. Returns q for `rejection.verified`, [E, vocab_size]; None if no drafts need it. replay: computes
+        passes by CUDA graphs, where it can."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             found = None if replay is None else replay(batch)
@@ -93,19 +93,19 @@ class DraftModel:
         return q
 
     def run(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots) -> Tensor:
-        """[logits, hidden_size] of a pass. t: its arrays, to which is added what was looked up."""
+        """The hidden states [logits, hidden_size] of a pass. t: its arrays; what was looked up is added to them."""
         t |= slots.look_up(t, max(batch.context_lens))
         found: Tensor = self.model.hidden_states(as_batch(batch, t, self.kv_specs), self.kv_cache, self.attention)
         return found
 
 
 def slots_of(batch: HostBatch) -> list[int]:
-    """Of each of the batch's logits."""
+    """The slot of each of the batch's logits."""
     return [batch.slots[row] for row in batch.sampling]
 
 
 def lay_out_passes(rows: Sequence[StepRow], slots: Slots, back: int = 1) -> list[HostBatch]:
-    """As `DraftModel.lay_out`. back: so many tokens before its own each row begins in pass 0."""
+    """The passes of `DraftModel.lay_out`. back: how many tokens before its own each row begins in pass 0."""
     if not rows:
         return []
     before = [min(row.start, back) for row in rows]
@@ -125,7 +125,7 @@ def lay_out_passes(rows: Sequence[StepRow], slots: Slots, back: int = 1) -> list
 
 
 def one_further(batch: HostBatch) -> HostBatch:
-    """The same rows, of one token each, a position later: a quarter of the time of laying them out."""
+    """The same rows, of one token each, one position later: takes a quarter of the time of laying them out."""
     shifted = {name: batch.arrays[name] + 1 for name in ("query_lens", "offset")}
     return HostBatch(
         batch.arrays | shifted, batch.slots, batch.request_ids, batch.query_lens,
@@ -135,7 +135,7 @@ def one_further(batch: HostBatch) -> HostBatch:
 
 
 def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -> HostBatch:
-    """`lay_out` of rows that begin so many tokens behind what is computed in their slots, or before it."""
+    """`lay_out` for rows that begin `ahead` tokens behind what is computed in their slots, or before it if negative."""
     batch = lay_out(rows, slots)
     shift = np.array([ahead[at] for at in batch.order])
     arrays: Arrays = {
@@ -148,7 +148,7 @@ def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -
 
 
 def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What `propose` looks up, and draws, by. distance: as of `DraftModel`. places: as of `rejection.places`."""
+    """The arrays by which `propose` looks up and draws. distance: see `DraftModel`. places: see `rejection.places`."""
     found: Arrays = {}
     next_places = dict(places)
     for number, batch in enumerate(passes):
@@ -158,9 +158,9 @@ def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler,
 
 
 def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places: dict[int, int]) -> Arrays:
-    """What a draft token at each of the batch's logits is drawn by. distance: as of `DraftModel`. next_places: as of
-    `rejection.places`, but of each slot's next draft token, which is counted on; with places, also unseeded, place
-    [drafts]: which of the logits, which of the E.
+    """The arrays by which a draft token at each of the batch's logits is drawn. distance: see `DraftModel`.
+    next_places: like `rejection.places`, but for each slot's next draft token; it is advanced. With places the arrays
+    have also unseeded, place [drafts]: which of the logits, which of the E.
     """
     slots, settings = slots_of(batch), batch.settings
     found: Arrays = {}
@@ -176,7 +176,7 @@ def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places
 
 
 def by_pass(t: Mapping[str, Tensor], num_passes: int) -> list[dict[str, Tensor]]:
-    """Of each pass its arrays, under their own names."""
+    """The arrays of each pass, under their own names."""
     found: list[dict[str, Tensor]] = [{} for _ in range(num_passes)]
     for name, tensor in t.items():
         if name.startswith(PREFIX):
@@ -188,7 +188,8 @@ def by_pass(t: Mapping[str, Tensor], num_passes: int) -> list[dict[str, Tensor]]
 def with_drawn(
     q: Tensor | None, scores: Tensor, t: Mapping[str, Tensor], all_arrays: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """q [E, vocab_size], with what a pass's drafts were drawn from; None as long as there are none. t: the pass's."""
+    """q [E, vocab_size] with the distributions that a pass's drafts were drawn from; None while there are none. t: the
+    pass's arrays."""
     if "unseeded" not in t:
         return q
     probs = filtered(scores, t, t["unseeded"])

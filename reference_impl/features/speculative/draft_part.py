@@ -1,4 +1,4 @@
-"""What is done with the drafts of one step: see worker.py."""
+"""The drafts of one step in a worker: see worker.py."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 
 class DraftPart(StepPart):
-    """rows: the step's, as far as is known on the host where they begin. accepted [R]: of rows with drafts, how many
-    are kept. q [E, vocab_size]: what the drafts of `rejection_arrays` were drawn from; None: they were not drawn."""
+    """The drafts of a step: made, verified and rolled back. rows: the step's, with their starts as far as the host
+    knows them. accepted [R]: how many drafts of each row with drafts are kept. q [E, vocab_size]: the distributions
+    that the drafts of `rejection_arrays` were drawn from; None: they were not drawn."""
 
     rows: Sequence[StepRow] = ()
     accepted: Tensor
     q: Tensor | None = None
-    # Of a step that waits for masks: the D drafts, [D] on the host when the function is called that waits for them.
+    # For a step that waits for masks: the D drafts, [D] on the host, and the function that waits until they are there.
     shown: tuple[Tensor, Callable[[], None]] | None = None
 
     def __init__(self, drafting: Drafting, run: StepRun):
@@ -96,9 +97,10 @@ class DraftPart(StepPart):
         run.worker.slots.computed.index_add_(0, run.tensors["draft.slots"], found.accepted - run.tensors["draft.num"])
 
     def _cut(self, run: StepRun) -> Tensor | None:
-        """[D] bool: drafts that the row's grammar forbids, or behind which it has no mask. What is sampled before one
-        is then the row's last. It is verified as ever, and may be the draft itself: to draw it anew where a draft is
-        forbidden would be wrong, since a draft that is not leaves less of p to draw from (`rejection.py`)."""
+        """The drafts that the row's grammar forbids, or behind which it has no mask, [D] bool; None: there are none.
+        What is sampled before such a draft is the row's last token. It is verified as usual, and may be the draft
+        itself: drawing it again where a draft is forbidden would be wrong, since a draft that is not kept leaves less
+        of p to draw from (`rejection.py`)."""
         if run.masked is None:
             return None
         places, has_masks = run.masked
@@ -114,13 +116,14 @@ class DraftPart(StepPart):
 
 
 def starts_of(run: StepRun) -> list[int]:
-    """Where the slots of the step's rows are: how many drafts of the step before were right is known here first."""
+    """How many tokens are computed in the slots of the step's rows; waits for the device. This is the first place where
+    it is known how many drafts of the step before were right."""
     found: list[int] = run.worker.slots.computed[[row.slot for row in run.step.rows]].tolist()
     return found
 
 
 def shown_drafts(run: StepRun, ask: AskMasks) -> Sequence[Drafted]:
-    """As of `grammars.drafts.ShowsDrafts`."""
+    """The drafts of each row of a step that waits for masks: see `grammars.drafts.ShowsDrafts`."""
     found = [Drafted()] * len(run.step.rows)
     for part in run.parts:
         if not isinstance(part, DraftPart):

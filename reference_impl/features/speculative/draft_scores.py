@@ -1,9 +1,9 @@
-"""What a draft model's tokens are drawn from: its logits, moved as the target's will be.
+"""The scores that a draft model's tokens are drawn from: its logits, changed like the target's will be.
 
 A request's biases and penalties, what its parameters rule out, and its grammar where its masks can be asked for
-(`grammars/drafts.py`), are applied to a draft's logits, too: without them it drafts tokens that the target's scores
-have sunk. Any q is verified as rightly; this one is nearer to p. Penalties ask how often the text has each token: what
-was sampled is counted already, and behind it come the drafts of this step before a position, as in verification.
+(`grammars/drafts.py`), are applied to a draft's logits, too: without them it would draft tokens whose scores are low in
+the target. Verification is right for any q; this one is closer to p. Penalties ask how often the text has each token:
+what was sampled is counted already, and behind it come the drafts of this step before a position, as in verification.
 
 Logits that are not numbers are counted: their drafts are right by chance alone.
 """
@@ -28,8 +28,8 @@ DraftScores = Callable[[Tensor, Sequence[int], Tensor, int | Tensor], Tensor]
 
 
 def moved_as_the_targets(run: StepRun, logits: Tensor, at: DraftPositions) -> Tensor:
-    """A draft model's logits, as the worker's features move those of the target. A sampler that is asked moves scores
-    by itself, and nothing is known of how: there they stay."""
+    """A draft model's logits, changed by the worker's features like the target's. A sampler that is asked changes
+    scores itself, and it is not known how: then the logits stay as they are."""
     if not isinstance(run.worker.sampler, TorchSampler):
         return logits
     scores = logits
@@ -40,7 +40,7 @@ def moved_as_the_targets(run: StepRun, logits: Tensor, at: DraftPositions) -> Te
 
 
 def texts_before(slots: Sequence[int], positions: Tensor, before: int | Tensor, of: Slots) -> list[tuple[int, ...]]:
-    """On the host: the drafts of this step before each position; as of `DraftScores`."""
+    """The drafts of this step before each position, on the host. Arguments: see `DraftScores`."""
     if not isinstance(before, Tensor):
         back = torch.arange(before, 0, -1, device=of.device)
         slot = to_device({"slot": np.array(slots)}, of.device)["slot"]
@@ -49,6 +49,6 @@ def texts_before(slots: Sequence[int], positions: Tensor, before: int | Tensor, 
 
 
 def not_numbers(logits: Tensor) -> Tensor:
-    """How many rows of logits [rows, vocab_size] have a NaN, positive infinity, or nothing but negative infinity, which
-    tokens outside the draft vocabulary have: 0-dimensional int64, on the device."""
+    """How many rows of logits [rows, vocab_size] have a NaN, positive infinity, or only negative infinity (which tokens
+    outside the draft vocabulary have): 0-dimensional int64, on the device."""
     return (~torch.isfinite(logits.amax(-1))).sum()

@@ -25,9 +25,9 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
-    """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
+    """The arrays that `propose` and `verify` use. For the R rows with drafts, D drafts in all, of a step with F logits:
 
-    slots, known, num [R]: the row's slot, its tokens without drafts, its drafts.
+    slots, known, num [R]: the row's slot, its tokens without drafts, its number of drafts.
     row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it. tokens [D]: the drafts,
     where the step names them.
     """
@@ -47,11 +47,11 @@ def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
 
 
 def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, vocab_size: int, longest: int) -> Tensor:
-    """[D] int64: the drafts. longest: positions of the longest of these rows, or a bound. ValueError if they are not
-    whole numbers, [R, k], on the same device, or, on a CPU, not of the vocabulary; a GPU, which would have to be waited
-    for, fails by itself.
+    """The proposer's drafts, [D] int64. longest: positions of the longest of these rows, or a bound. ValueError if they
+    are not whole numbers, [R, k], on the same device, or, on a CPU, not of the vocabulary; a GPU, which would have to
+    be waited for, fails by itself.
 
-    The proposer is given copies: what it writes into them would otherwise be the text that the model reads."""
+    The proposer is given copies: what it writes into them would otherwise become the text that the model reads."""
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
     drafts = proposer.propose(rows.clone(), lengths, slots.tokens[:, :longest].clone(), k)
@@ -72,17 +72,17 @@ def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, v
 
 
 def put_drafts(slots: Slots, t: Mapping[str, Tensor]) -> None:
-    """draft.tokens [D] go behind the tokens of their slots, where the batch finds them."""
+    """Writes draft.tokens [D] behind the tokens of their slots, where the batch finds them."""
     slots.tokens.index_put_(_places(slots, t), t["draft.tokens"].int())
 
 
 def take_drafts(slots: Slots, t: Mapping[str, Tensor]) -> Tensor:
-    """[D] int64: drafts that lie there already."""
+    """The drafts that are in their slots already, [D] int64."""
     return slots.tokens[_places(slots, t)].long()
 
 
 def _places(slots: Slots, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """(slot, position) of each draft token, [D] each."""
+    """The (slot, position) of each draft token, [D] each."""
     row = t["draft.row"]
     of_token = t["draft.slots"][row]
     return of_token, slots.computed.index_select(0, of_token) + t["draft.known"][row] + t["draft.nth"]
@@ -90,14 +90,16 @@ def _places(slots: Slots, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Verified:
-    """accepted [R]: how many of a row's drafts are kept. kept [F]: which of the sampled tokens are the request's."""
+    """What verification found. accepted [R]: how many of a row's drafts are kept. kept [F]: which of the sampled tokens
+    are the request's."""
 
     accepted: Tensor
     kept: Tensor
 
 
 def verify(chosen: Tensor, t: Mapping[str, Tensor], k: int) -> Verified:
-    """chosen [F]: what was sampled at each of the logits. t: with the drafts. k: as of `propose`."""
+    """Compares the drafts with chosen [F], what was sampled at each of the logits. t: with the drafts. k: see
+    `propose`."""
     row, nth, at, num = t["draft.row"], t["draft.nth"], t["draft.at"], t["draft.num"]
     right = torch.zeros(len(num), k, dtype=torch.int64, device=chosen.device)
     right[row, nth] = (chosen[at] == t["draft.tokens"]).long()

@@ -1,5 +1,5 @@
-"""Drafts in an engine's books (speculative decoding, Leviathan et al. 2023): a step is planned as if all drafts of its
-rows were right, and its reply says how many were."""
+"""Keeps an engine's books of drafts (speculative decoding, Leviathan et al. 2023): a step is planned as if all drafts
+of its rows were right, and its reply says how many were."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("inferlab.engine")
 
 
 class BooksDrafts(EngineFeature):
-    """acceptance, num_draft_levels: as of `StepPlan`, for the trace."""
+    """Corrects plans by how many drafts were right. acceptance, num_draft_levels: see `StepPlan`, for the trace."""
 
     def __init__(self, planner: Planner, acceptance: str, num_draft_levels: int):
         self.planner, self.acceptance, self.num_draft_levels = planner, acceptance, num_draft_levels
@@ -37,7 +37,8 @@ class BooksDrafts(EngineFeature):
         return reply, partial(self._book, starts, had)
 
     def _book(self, starts: dict[str, int], had: list[tuple[Request, int]], done: FinishedStep) -> FinishedStep:
-        """starts: where rows began. had: the requests with drafts, and their tokens before."""
+        """The step as it really was. starts: where rows began. had: the requests with drafts, and how many tokens each
+        had before."""
         tokens = done.output.tokens
         for request, length in had:  # of several tokens, those behind one that ends the request are not its own
             if request.id in tokens:  # one that failed is no longer among the requests
@@ -60,7 +61,7 @@ class BooksDrafts(EngineFeature):
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:
-    """A step is over: of the drafts that the planner counted as if they were right, some were not."""
+    """Corrects the planner's counts when a step is over: some drafts that it counted as right were not."""
     for row, new in zip(plan.rows, reply.tokens, strict=True):
         sent = planner.sent.get(row.request_id) if row.num_drafts else None
         if sent is not None and sent.request is requests[row.request_id]:
@@ -70,6 +71,6 @@ def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str
 
 
 def _start_of(row: Row, request: Request) -> int:
-    """A plan's rows begin where they do if all drafts of the step before are right. Before its tokens are known, a
-    row that samples is known to have reached the request's last."""
+    """Where a row really began. A plan's rows begin where they would if all drafts of the step before were right.
+    Before the step's own tokens are known, a row that samples is known to have reached the request's last."""
     return len(request.tokens) - row.num_tokens if row.samples and not request.holds else row.start

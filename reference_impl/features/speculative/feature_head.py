@@ -4,14 +4,14 @@ EAGLE-3, 2025).
     x[p] = fc([norm(embedding of token p + 1), hidden[p]])      hidden[p]: the target's, after its last norm
     hidden'[p + 1] = norm(layer(x)[p])                          -> the target's lm_head -> token p + 2
 
-A module for multi-token prediction, as DeepSeek-V3 has it (2024, section 2.2), differs in one norm, that of the hidden
-state, and is run alike (`hidden_norm`; its names there: enorm, hnorm, eh_proj):
+A module for multi-token prediction, like DeepSeek-V3's (2024, section 2.2), differs in one norm, that of the hidden
+state, and is run the same way (`hidden_norm`; its names there: enorm, hnorm, eh_proj):
 
     x[p] = fc([norm(embedding of token p + 1), norm(hidden[p])])
 
 So it knows what the target knows of position p, and the token that was sampled there. Behind the first draft token it
 is run on its own hidden' in place of the target's. Embedding and lm_head are the target's; its keys and values lie in a
-cache of its own with the target's blocks, by the same ids, as a draft model's do (draft_model.py).
+cache of its own with the target's blocks, by the same ids, like a draft model's (draft_model.py).
 
     end of a step     all of its tokens, with the target's hidden states: the last one kept of each row stays in `ahead`
     next step         draft token 0 is drawn from what is in `ahead`; for each further one the head runs once, over the
@@ -19,8 +19,8 @@ cache of its own with the target's blocks, by the same ids, as a draft model's d
 
 Positions of drafts are computed again at the end of the step that verified them, so what wrong drafts left in the
 cache is overwritten. An entry depends on the token behind its own: a prompt that shares a cached block and goes on
-otherwise reads one entry of another text; and of a held request, whose tokens the host chooses, entries may be of those
-that were sampled. Drafts are a little worse for it.
+differently reads one entry of another text; and for a held request, whose tokens the host chooses, entries may be those
+of the sampled tokens. That makes drafts a little worse.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from reference_impl.models.quantization.head import StoredHead
 
 
 class FeatureHead:
-    """layer: a decoder of one layer, of the target's family and hidden_size, whose embedding is not used.
-    fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size], and hidden_norm alike.
-    draft_tokens [any] int64: the draft vocabulary, of which all drafts are (EAGLE-3; FR-Spec, Zhao et al. 2025): the
-    most frequent tokens, so that lm_head has fewer rows. All others have q = 0, and verification is as right. None:
-    all."""
+    """The weights of a feature head. layer: a decoder of one layer, of the target's family and hidden_size, whose
+    embedding is not used. fc: from 2 x hidden_size to hidden_size; embed_norm, hidden_norm [hidden_size].
+    draft_tokens [any] int64: the draft vocabulary, which all drafts are from (EAGLE-3; FR-Spec, Zhao et al. 2025): the
+    most frequent tokens, so that lm_head has fewer rows. All others have q = 0, and verification is right all the same.
+    None: all tokens."""
 
     def __init__(
         self, layer: Decoder, fc: Linear, embed_norm: Tensor, draft_tokens: Tensor | None = None,
@@ -72,11 +72,12 @@ class FeatureHead:
 
     @property
     def method(self) -> str:
-        """As of EngineConfig.speculative."""
+        """The value of EngineConfig.speculative for this head: "eagle" or "mtp"."""
         return "eagle" if self.hidden_norm is None else "mtp"
 
     def follow(self, target: Decoder) -> None:
-        """Draft for this model, whose embedding and lm_head are used. ValueError if it drafts for another one."""
+        """Makes the head draft for this model, whose embedding and lm_head it uses. ValueError if it drafts for another
+        one."""
         if self._target is not None and self._target.embedding is not target.embedding:
             raise ValueError("this feature head drafts for another model already: load_feature_head once more")
         self._target = self._output = target
@@ -84,12 +85,13 @@ class FeatureHead:
             self._output = with_few_tokens(target, self.draft_tokens)
 
     def hidden_states(self, batch: Batch, features: Tensor, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """features [num_tokens, hidden_size] -> [len(batch.logits_indices), hidden_size], after the last norm."""
+        """The head's hidden states after its last norm: features [num_tokens, hidden_size] ->
+        [len(batch.logits_indices), hidden_size]."""
         self._features = features
         return self.layer.hidden_states(batch, kv_cache, attention)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's: [rows, vocab_size], of its dtype; -inf outside the draft vocabulary."""
+        """The logits by the target's lm_head, [rows, vocab_size], in its dtype; -inf outside the draft vocabulary."""
         found: Tensor = self._output.logits(hidden.to(self._target.dtype))
         if self.draft_tokens is None:
             return found
@@ -108,7 +110,7 @@ class FeatureHead:
 
 
 def with_few_tokens(model: Decoder, tokens: Tensor) -> Decoder:
-    """The model with logits of these tokens alone; all else is shared."""
+    """The model with logits for these tokens only; all else is shared."""
     few = copy.copy(model)
     if isinstance(model.head, StoredHead):  # which has no matrix
         few.lm_head = model.head.rows(tokens)
@@ -119,8 +121,8 @@ def with_few_tokens(model: Decoder, tokens: Tensor) -> Decoder:
 
 
 class KeepsHidden:
-    """Stands for `model` in a worker, and keeps the hidden states of all tokens of the last batch; what it does not
-    have is the model's."""
+    """Stands for `model` in a worker and keeps the hidden states of all tokens of the last batch; other attributes are
+    the model's."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -134,7 +136,7 @@ class KeepsHidden:
         return found
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
-        """As `Decoder.hidden_states`."""
+        """The hidden states of `Decoder.hidden_states`; those of all tokens are kept in `features`."""
         all_of_them = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
         features: Tensor = self.model.hidden_states(replace(batch, logits_indices=all_of_them), kv_cache, attention)
         self.features = features
@@ -143,8 +145,8 @@ class KeepsHidden:
 
 @dataclass(frozen=True)
 class FeatureDraft:
-    """A head at work: kv_cache, kv_spec, attention as of `DraftModel`. ahead [slots + 1, hidden_size]: of each slot
-    what the head gave last, from which its next draft token comes."""
+    """A head at work. kv_cache, kv_spec, attention: see `DraftModel`. ahead [slots + 1, hidden_size]: what the head
+    gave last for each slot, from which its next draft token comes."""
 
     model: FeatureHead
     kv_cache: KVCache
@@ -152,23 +154,23 @@ class FeatureDraft:
     kv_spec: KVSpec
     logits_dtype: torch.dtype
     ahead: Tensor
-    distance = 1  # as of `DraftModel`: a pass gives what is two positions behind its own
+    distance = 1  # see `DraftModel`: a pass gives what is two positions behind its own
 
     @property
     def own_cache(self) -> KVCache:
-        """As of `DraftModel`."""
+        """The head's own cache."""
         return self.kv_cache
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-        """As `DraftModel.lay_out`."""
+        """The passes over a step's rows, which begin at what is computed in their slots."""
         return lay_out_drafts(rows, slots)
 
     def propose(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Drafts go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q, and
-        takes replay, as `DraftModel.propose` does."""
+        """Runs the passes and writes the drafts behind the tokens of their slots. t: with the `arrays_of` all passes,
+        on the device. Returns q; q and replay: see `DraftModel.propose`."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             rows = mine["slots"]
@@ -188,14 +190,15 @@ class FeatureDraft:
         return q
 
     def run(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots) -> Tensor:
-        """As of `DraftModel`, of a pass that is not the first; `ahead` stays as it is."""
+        """The hidden states of a pass that is not the first: see `DraftModel.run`. `ahead` stays as it is."""
         before = self.ahead.index_select(0, t["slots"])
         t |= slots.look_up(t, max(batch.context_lens))
         t["input_ids"] = self._next_tokens(t, slots)
         return self.model.hidden_states(as_batch(batch, t, [self.kv_spec]), before, self.kv_cache, self.attention)
 
     def run_nodes(self, batch: HostBatch, t: dict[str, Tensor], slots: Slots, tokens: Tensor, before: Tensor) -> Tensor:
-        """[logits, hidden_size] of a pass over nodes of trees. before [num_tokens, hidden_size]: of their parents."""
+        """The hidden states [logits, hidden_size] of a pass over nodes of trees. before [num_tokens, hidden_size]:
+        those of their parents."""
         t |= slots.look_up(t, max(batch.context_lens))
         t["input_ids"] = tokens
         return self.model.hidden_states(as_batch(batch, t, [self.kv_spec]), before, self.kv_cache, self.attention)
@@ -203,8 +206,9 @@ class FeatureDraft:
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
     ) -> None:
-        """Behind the target: all tokens of the step. t: of the step's batch, with what was looked up. features: the
-        target's. wrong [rows]: how many of a row's tokens are drafts that were not kept; None: there are none."""
+        """Computes all tokens of the step after the target has. t: the arrays of the step's batch, with what was looked
+        up. features: the target's hidden states. wrong [rows]: how many of a row's tokens are drafts that were not
+        kept; None: there are none."""
         last = t["query_start_loc"][1:].long() - 1
         t = {**t, "input_ids": self._next_tokens(t, slots)}
         t["logits_indices"] = last if wrong is None else last - wrong
@@ -213,15 +217,15 @@ class FeatureDraft:
         self.ahead.index_copy_(0, t["slots"], hidden)
 
     def _next_tokens(self, t: Mapping[str, Tensor], slots: Slots) -> Tensor:
-        """[num_tokens] int64: of each token of the batch the one behind it, which may be one that was sampled just now.
-        Where there is none (the end of a text that is only scored) any token of the vocabulary."""
+        """The token behind each token of the batch, [num_tokens] int64; it may have been sampled just now. Where there
+        is none (the end of a text that is only scored), any token of the vocabulary."""
         found = slots.tokens[t["token_slots"], t["positions"] + 1].long()
         return found.clamp(0, self.model.config.vocab_size - 1)
 
 
 def lay_out_drafts(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-    """Of a step's rows, which begin at what is computed in their slots: a batch for each draft token, of the rows
-    that get one. Draft token n comes of position start - 1 + n; that of draft token 0 is computed already."""
+    """A batch for each draft token, of those rows of a step that get one. Rows begin at what is computed in their
+    slots. Draft token n comes from position start - 1 + n, which for draft token 0 is computed already."""
     passes: list[HostBatch] = []
     for nth in range(max((row.num_drafts for row in rows), default=0)):
         single = [StepRow(row.slot, row.start + nth - 1, 1, True) for row in rows if row.num_drafts > nth]

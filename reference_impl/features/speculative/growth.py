@@ -1,4 +1,4 @@
-"""A draft tree that is grown anew in each step (EAGLE-2, Li et al. 2024): how large it may be."""
+"""The size of a draft tree that is grown anew in each step (EAGLE-2, Li et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ WIDTH, DEPTH, NODES = 4, 4, 12  # unless they are given
 
 @dataclass(frozen=True)
 class Growth:
-    """width: children that a node which is expanded has, and nodes of a level that are. num_levels: of the tree, at
-    most. num_nodes: that are verified. ValueError where these make no tree."""
+    """How a draft tree grows. width: the children of an expanded node, and the expanded nodes of a level. num_levels:
+    the most levels of the tree. num_nodes: how many are verified. ValueError if these do not make a tree."""
 
     width: int
     num_levels: int
@@ -35,7 +35,8 @@ class Growth:
 
     @staticmethod
     def of(spec: str, num_nodes: int = 0) -> Growth:
-        """spec: "dynamic", or with width and levels, "dynamic,4,4". ValueError for anything else."""
+        """The growth that spec describes: "dynamic", or with width and levels, "dynamic,4,4". ValueError for anything
+        else."""
         name, *numbers = spec.split(",")
         if name != DYNAMIC or len(numbers) not in (0, 2) or not all(number.strip().isdecimal() for number in numbers):
             raise ValueError(
@@ -50,17 +51,17 @@ class Growth:
 
     @property
     def num_inner(self) -> int:
-        """Nodes that are expanded."""
+        """The number of nodes that are expanded."""
         return self.width * (self.num_levels - 1)
 
     def levels_of(self, num_nodes: int) -> int:
-        """That a tree of so many nodes may have."""
+        """The most levels that a tree of so many nodes may have."""
         return min(self.num_levels, 1 + (1 + num_nodes) // self.width)
 
     def _grown(self, num_levels: int) -> int:
-        """Candidates of so many levels."""
+        """The number of candidates in so many levels."""
         return self.width + (num_levels - 1) * self.width**2 if num_levels > 0 else 0
 
     def up_to(self, num_levels: int) -> int:
-        """Drafts of a row that can have so many of them kept."""
+        """The number of drafts of a row that can have so many of them kept."""
         return min(self.num_nodes, self._grown(min(num_levels, self.num_levels)))

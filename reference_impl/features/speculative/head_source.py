@@ -1,5 +1,5 @@
-"""Drafts that come of the target's hidden states, by a feature head or Medusa heads: behind the model they are given
-those of the step's tokens. A head's tree is drafted before the model, and behind it the head computes the kept path."""
+"""Drafts from the target's hidden states, by a feature head or Medusa heads: after the model has run they are given
+those of the step's tokens. A head's tree is drafted before the model runs; then the head computes the kept path."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ AFTER = "draft.after."  # before the names of arrays of `without_branches`
 
 
 class HeadSource(ModelSource):
-    """tap: stands for the target in the worker. tree: of which a row's drafts are the first nodes; or how a tree is
-    grown; None: they are a chain."""
+    """Makes drafts by a head or heads. tap: stands for the target in the worker. tree: a row's drafts are its first
+    nodes; or how a tree is grown; None: drafts are a chain."""
 
     draft: FeatureDraft | MedusaDraft
 
@@ -71,7 +71,8 @@ class HeadStep(ModelStep):
         self.keep_up(run, wrong)
 
     def keep_up(self, run: StepRun, wrong: Tensor | None) -> None:
-        """wrong [rows]: how many of a row's tokens are drafts that were not kept; None: there are none."""
+        """Gives the head the step's hidden states, unless the step says that it need not keep up. wrong [rows]: how
+        many of a row's tokens are drafts that were not kept; None: there are none."""
         if run.step.keeps_up:
             assert self.tap.features is not None
             with self.timed(run):
@@ -123,7 +124,7 @@ class TreeHeadStep(HeadStep):
         return q
 
     def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
-        """What the head computes: while the slots' lengths are still those before the step."""
+        """Looks up what the head computes, while the slots' lengths are still those before the step."""
         t = run.tensors
         assert self.after is not None
         mine = {name.removeprefix(AFTER): found for name, found in t.items() if name.startswith(AFTER)}

@@ -15,9 +15,9 @@ All of this is one draft tree (tree.py), so it needs no second path:
           - c[0,0] - c[0,1]               each candidate is a chain of its own
           - c[1,0] - c[1,1]
 
-Other than there: the window is verified with the candidates, so that what is right of it is kept, too; and its columns
-move by as many tokens as the text does. As there, an iteration takes the likeliest tokens, however a request samples:
-so drafts depend on no random number. The window begins with the text's last tokens, and the pool empty.
+Unlike in the paper, the window is verified with the candidates, so that what is right in it is kept, too; and its
+columns move by as many tokens as the text does. Like there, an iteration takes the likeliest tokens, however a request
+samples, so drafts depend on no random number. The window begins with the text's last tokens, and the pool is empty.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DEFAULT = (3, 3, 3)
 
 @dataclass(frozen=True)
 class Shape:
-    """columns: W; length: N, of the n-grams; candidates: G. ValueError unless W, G >= 1, N >= 2, and all of it is a
-    tree of at most 63 nodes."""
+    """The shape of a lookahead step. columns: W; length: N, that of the n-grams; candidates: G. ValueError unless W, G
+    >= 1, N >= 2, and all of it is a tree of at most 63 nodes."""
 
     columns: int
     length: int
@@ -51,7 +51,7 @@ class Shape:
 
     @staticmethod
     def of(spec: Sequence[int]) -> Shape:
-        """spec: as `DEFAULT`, which () stands for."""
+        """The shape that spec, (W, N, G), describes; () stands for `DEFAULT`. ValueError for anything else."""
         is_some = isinstance(spec, Sequence) and len(spec or DEFAULT) == 3
         if not is_some or any(isinstance(n, bool) or not isinstance(n, int) for n in spec):
             raise ValueError(
@@ -61,8 +61,8 @@ class Shape:
 
     @cached_property
     def nodes(self) -> list[tuple[int, bool, int, int]]:
-        """(depth, whether it is of the window, level of it or number of the candidate, column or place in it), in the
-        order of the tree: a candidate before the window."""
+        """The nodes in the order of the tree, candidates before the window: (depth, whether it is in the window, its
+        level or the candidate's number, its column or the place in the candidate)."""
         window = [(i + j, True, i, j) for i in range(self.length - 1) for j in range(self.columns)]
         chains = [(i, False, g, i) for g in range(self.candidates) for i in range(self.length - 1)]
         return sorted(window + chains)
@@ -78,11 +78,11 @@ class Shape:
 
     @cached_property
     def source(self) -> list[int]:
-        """Of each node where its token is in the window and behind it the candidates, level by level, one by one."""
+        """The place of each node's token in the window, level by level, followed by the candidates, one by one."""
         first = (self.length - 1) * self.columns
         return [a * self.columns + b if w else first + a * (self.length - 1) + b for _, w, a, b in self.nodes]
 
     @cached_property
     def newest(self) -> list[int]:
-        """[columns]: the nodes of the window's newest level."""
+        """The nodes of the window's newest level, [columns]."""
         return [self.nodes.index((self.length - 2 + j, True, self.length - 2, j)) for j in range(self.columns)]

@@ -1,4 +1,4 @@
-"""Of each request a lookahead window, and the n-grams that its iterations gave (`lookahead.py`)."""
+"""Each request's lookahead window, and the n-grams that its iterations gave (`lookahead.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = -1  # in place of an n-gram's tokens
 
 
 class Lookahead:
-    """Of each slot of a worker a window and a pool, on the device. Follows `Slots`."""
+    """A window and a pool for each slot of a worker, on the device. It follows `Slots`."""
 
     def __init__(self, shape: Shape, num_slots: int, device: torch.device):
         self.shape, rows, n = shape, num_slots + 1, shape.length
@@ -39,8 +39,8 @@ class Lookahead:
         self.begin[t["slots"]] = 0
 
     def propose(self, slots: Tensor, last: Tensor) -> Tensor:
-        """[rows, nodes] int64. slots, last [rows]: the last known token. Where the pool has too few n-grams, other
-        candidates are of token 0."""
+        """The drafts, [rows, nodes] int64. slots [rows]; last [rows]: the last known tokens. Where the pool has too few
+        n-grams, the other candidates consist of token 0."""
         pool, place = self.pool[slots], torch.arange(POOLED, device=slots.device)
         age = (self.begin[slots][:, None] - 1 - place) % POOLED
         rank, at = torch.where(pool[:, :, 0] == last[:, None], age, POOLED).sort(dim=1, stable=True)
@@ -49,8 +49,8 @@ class Lookahead:
         return torch.cat((self.window[slots].flatten(1), found.flatten(1)), 1)[:, self.source]
 
     def iterate(self, slots: Tensor, newest: Tensor, num_kept: Tensor) -> None:
-        """A step is over. slots [rows]; newest [rows, columns]: what follows the newest level's tokens; num_kept
-        [rows]: of the drafts."""
+        """Updates windows and pools after a step. slots [rows]; newest [rows, columns]: what follows the newest level's
+        tokens; num_kept [rows]: how many drafts were kept."""
         rows, columns = newest.shape
         grams = torch.cat((self.window[slots], newest[:, None]), 1).mT  # [rows, columns, length]
         pool, place = self.pool[slots], torch.arange(columns, device=slots.device)

@@ -1,5 +1,5 @@
-"""Drafts of a lookahead window and of n-grams of its iterations: the window's newest level is read off the logits that
-verify the drafts."""
+"""Drafts from a lookahead window and from n-grams of its iterations: the window's newest level is read off the logits
+that verify the drafts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class LookaheadStep(StepSource):
     def tree_arrays(
         self, run: StepRun, step_rows: Sequence[StepRow], drafted: Sequence[StepRow], rows: Rows, places: Places
     ) -> Arrays:
-        """whole: which of the R rows have the whole window, and so an iteration; newest [whole, columns]: the logits of
-        its newest level."""
+        """The arrays that the iteration needs. whole: which of the R rows have the whole window, and so an iteration;
+        newest [whole, columns]: the logits of its newest level."""
         (whole,) = np.array([row.num_drafts == self.most_nodes for row in drafted]).nonzero()
         newest = rows.first[whole, None] + 1 + np.array(self.lookahead.shape.newest)
         return {"draft.window.whole": whole, "draft.window.newest": newest}

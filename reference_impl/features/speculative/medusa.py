@@ -36,7 +36,7 @@ from reference_impl.interfaces import StepRow
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """hidden_size, vocab_size: the target's."""
+    """The sizes of Medusa heads. hidden_size, vocab_size: the target's."""
 
     hidden_size: int
     vocab_size: int
@@ -44,46 +44,47 @@ class MedusaConfig:
 
 
 class MedusaHeads:
-    """heads: all W_j and b_j, stacked, from hidden_size to num_heads x hidden_size."""
+    """The weights of Medusa heads. heads: all W_j and b_j, stacked, from hidden_size to num_heads x hidden_size."""
 
-    method = "medusa"  # as of EngineConfig.speculative
+    method = "medusa"  # see EngineConfig.speculative
 
     def __init__(self, config: MedusaConfig, heads: Linear, dtype: torch.dtype, device: torch.device):
         self.config, self.heads, self.dtype, self.device = config, heads, dtype, device
         self._target: Any = None
 
     def follow(self, target: Decoder) -> None:
-        """Draft for this model, whose lm_head is used. ValueError if they draft for another one."""
+        """Makes the heads draft for this model, whose lm_head they use. ValueError if they draft for another one."""
         if self._target is not None and self._target.embedding is not target.embedding:
             raise ValueError("these Medusa heads draft for another model already: load_medusa_heads once more")
         self._target = target
 
     def hidden_states(self, features: Tensor) -> Tensor:
-        """features [rows, hidden_size], the target's -> [rows, num_heads, hidden_size]."""
+        """The heads' hidden states: features [rows, hidden_size], the target's -> [rows, num_heads, hidden_size]."""
         h = features.to(self.dtype)
         return h[:, None] + F.silu(self.heads(h)).view(len(h), self.config.num_heads, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's: [rows, vocab_size], of its dtype."""
+        """The logits by the target's lm_head, [rows, vocab_size], in its dtype."""
         found: Tensor = self._target.logits(hidden.to(self._target.dtype))
         return found
 
 
 @dataclass(frozen=True)
 class MedusaDraft:
-    """Heads at work. ahead [slots + 1, hidden_size]: of each slot the target's hidden state that its next drafts come
-    of. logits_dtype: the target's, which the sampler is for."""
+    """Heads at work. ahead [slots + 1, hidden_size]: for each slot the target's hidden state from which its next drafts
+    come. logits_dtype: the target's, which the sampler expects."""
 
     model: MedusaHeads
     logits_dtype: torch.dtype
     ahead: Tensor
-    distance = 0  # as of `DraftModel`
+    distance = 0  # see `DraftModel`
     own_cache = None
     attention = None
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
         """One batch of all drafts of a step's rows, which begin at what is computed in their slots; none without
-        drafts. Of R rows with D drafts in all: slots [R]; row, nth, sampling_slots [D], of each draft token."""
+        drafts. For R rows with D drafts in all its arrays are slots [R]; row, nth, sampling_slots [D], one for each
+        draft token."""
         drafted = [StepRow(row.slot, row.start, 1, True, row.num_drafts - 1) for row in rows if row.num_drafts]
         if not drafted:
             return []
@@ -96,9 +97,9 @@ class MedusaDraft:
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
         scores: DraftScores, replay: Replay | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Drafts go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.propose` does. Penalties of draft token j count the text alone: the drafts before it are not drawn
-        yet, unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
+        """Draws the drafts and writes them behind the tokens of their slots. t: with the `arrays_of` the passes, on the
+        device. Returns q: see `DraftModel.propose`. Penalties of draft token j count the text alone: the drafts before
+        it are not drawn yet, unless they are made `one_by_one`. The one pass, of two products, is not replayed."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
@@ -113,14 +114,14 @@ class MedusaDraft:
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
     ) -> None:
-        """As `FeatureDraft.keep_up`; only the last token kept of each row is needed."""
+        """Keeps the hidden state of the last token kept of each row. Arguments: see `FeatureDraft.keep_up`."""
         last = t["query_start_loc"][1:].long() - 1
         kept = features.index_select(0, last if wrong is None else last - wrong)
         self.ahead.index_copy_(0, t["slots"], kept.to(self.ahead.dtype))
 
 
 def one_by_one(passes: Sequence[HostBatch]) -> list[HostBatch]:
-    """Of the pass of a `MedusaDraft.lay_out` one for each head: where a draft token depends on those before it."""
+    """The pass of `MedusaDraft.lay_out` cut into one for each head, for draft tokens that depend on those before."""
     found = []
     for batch in passes:
         row, nth = batch.arrays["row"], batch.arrays["nth"]

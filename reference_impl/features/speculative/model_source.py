@@ -1,4 +1,4 @@
-"""Drafts of a draft model, heads, or the target's first layers, made before the model runs. A draft model computes
+"""Drafts by a draft model, heads, or the target's first layers, made before the model runs. A draft model computes
 steps without drafts, too, unless they say that it need not keep up."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Draft: TypeAlias = DraftModel | FeatureDraft | MedusaDraft
 
 
 class ModelSource(Source):
-    """draft: what drafts, where a step's rows have any."""
+    """Makes drafts by a model. draft: the draft model, the head or the heads at work."""
 
     is_model = True
     most_inner = 0  # nodes of a tree that have children
@@ -49,7 +49,7 @@ class ModelSource(Source):
 
     @property
     def keeps_up(self) -> bool:  # type: ignore[override]
-        """Early exit, which writes into the target's cache, need not."""
+        """Whether the draft has to compute steps without drafts, too; early exit, in the target's cache, does not."""
         return not isinstance(self.draft, DraftModel) or self.draft.own_cache is not None
 
     def is_needed(self, run: StepRun) -> bool:
@@ -107,8 +107,8 @@ class ModelStep(StepSource):
         return q
 
     def scores_for(self, run: StepRun) -> DraftScores:
-        """What drafts are drawn from: see draft_scores.py. ValueError for logits of another shape, of a model that is
-        not what its config says."""
+        """The function that gives the scores which drafts are drawn from: see draft_scores.py. It raises ValueError for
+        logits of another shape, from a model that is not what its config says."""
 
         def scores(logits: Tensor, slots: Sequence[int], positions: Tensor, before: int | Tensor) -> Tensor:
             w, vocab_size = run.worker, run.worker.model.config.vocab_size
@@ -138,7 +138,7 @@ class ModelStep(StepSource):
 
     @contextmanager
     def timed(self, run: StepRun) -> Iterator[None]:
-        """What is computed within is the draft's: its seconds go into `Reply.drafting`."""
+        """Times the draft's work within the block: its seconds go into `Reply.drafting`."""
         clock, reports = run.worker.clock, run.reports
         if run.worker.model.device.type == "cuda":  # what is launched here runs later
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -11,10 +11,11 @@ from reference_impl.interfaces import Request
 
 
 class NgramProposer:
-    """A `HostProposer` that is told when requests end. longest, shortest: how many of the last tokens are looked for,
-    the longest first.
+    """A `HostProposer` by prompt lookup. longest, shortest: how many of the last tokens are looked for, the longest
+    first.
 
-    A short pattern is found more often, and is right more rarely. Memory: an entry per token and length.
+    A short pattern is found more often and is right more rarely. Memory: an entry per token and length, until the
+    request ends.
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2):
@@ -24,7 +25,7 @@ class NgramProposer:
         self._indexes: dict[str, _Index] = {}
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
-        """At most k tokens, none where the last `shortest` tokens have not occurred before."""
+        """Drafts of at most k tokens; none if the last `shortest` tokens have not occurred before."""
         tokens, index = request.tokens, self._indexes.get(request.id)
         if index is None:
             index = self._indexes[request.id] = _Index(self.lengths)
@@ -37,21 +38,22 @@ class NgramProposer:
 
 
 class _Index:
-    """Of a growing text, where each n-gram ended last."""
+    """Where each n-gram of a growing text ended last."""
 
     def __init__(self, lengths: Sequence[int]):
         self.ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in lengths}
         self.num_read = 0
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Up to the last token but one, so that the text's own end is not found."""
+        """Reads new tokens up to the last but one, so that the text's own end is not found."""
         for n, ends in self.ends.items():
             for end in range(max(n, self.num_read), len(tokens)):
                 ends[tuple(tokens[end - n : end])] = end
         self.num_read = len(tokens)
 
     def behind_last(self, tokens: Sequence[int]) -> int | None:
-        """Behind the last occurrence of the longest end of the text that has one; an occurrence may overlap the end."""
+        """The position behind the last earlier occurrence of the text's end, for the longest end that has one; None if
+        none has. An occurrence may overlap the end."""
         for n, ends in self.ends.items():
             if (end := ends.get(tuple(tokens[-n:]))) is not None:
                 return end
@@ -59,8 +61,8 @@ class _Index:
 
 
 def copied(tokens: Sequence[int], at: int, k: int) -> list[int]:
-    """The k tokens from `at` on. Behind the last it goes on with what it has copied: drafts of a text that repeats
-    with a period shorter than k repeat, too."""
+    """The k tokens from `at` on. Behind the last token it goes on with what it has copied: drafts of a text that
+    repeats with a period shorter than k repeat, too."""
     found: list[int] = []
     for i in range(at, at + k):
         found.append(tokens[i] if i < len(tokens) else found[i - len(tokens)])

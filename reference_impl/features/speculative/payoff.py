@@ -1,16 +1,16 @@
-"""Whether a draft model pays as a whole.
+"""Decides whether a draft model pays as a whole.
 
 It also computes what it does not draft, to keep up with the text: time that no number of drafts gives back. So its
-steps are held against what the same tokens would take without it. Where that is not LEAST_WON more, prompts included,
-it is switched off, and for so long that all trials together cost at most MOST_LOST of the time. What wins less than
-that may as well lose: with drafts requests end at different steps, so that the last ones decode alone. That took 7 %
-of a call of 8 requests of equal length, where drafts won 5 % in steps in which all decode.
+steps are compared with what the same tokens would take without it. Where that is not LEAST_WON more, prompts included,
+it is switched off, for so long that all trials together cost at most MOST_LOST of the time. A draft model that wins
+less than that may as well lose: with drafts requests end at different steps, so that the last ones decode alone. That
+took 7 % of a call of 8 requests of equal length, where drafts won 5 % in steps in which all decode.
 
 What steps take without it is only known while it is off. Beside it the target's own part of a step takes longer, since
-the two share the processor's caches: 8 % seen, of a model that fits into them. So at first, and where it was off
-long ago, it has to win LEAST_SEEN of what steps take in which it drafts nothing; where it wins less, it is off for a
-while, and the next trial has more to go by. Where MOST_UNUSED steps with prompts come one behind another, none with
-drafts, it is off, too.
+the two share the processor's caches: 8 % was seen, for a model that fits into them. So at first, and where it was off
+long ago, it has to win LEAST_SEEN of what steps take in which it drafts nothing. Where it wins less, it is off for a
+while, and the next trial knows more. It is also switched off after MOST_UNUSED steps with prompts in a row, none of
+them with drafts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ RECENTLY_OFF = 256  # steps since it was off, as long as steps without it say wh
 
 @dataclass
 class Payoff:
-    """Of steps in which all decode. on: the model is computed. num_steps: since it was switched on or off."""
+    """What a draft model wins or loses in steps in which all decode. on: whether it is computed. num_steps: steps since
+    it was switched on or off."""
 
     on: bool = True
     num_steps: int = 0
     patience: int = OFF_STEPS // 2  # steps without it, before a trial
-    _num_unused: int = 0  # steps, as of MOST_UNUSED
+    _num_unused: int = 0  # steps, see MOST_UNUSED
     # The newest steps with it: tokens that drafts gave; tokens without them; seconds that such a step takes without
     # the model and its drafts; seconds of these two, with the step's share of those for prompts.
     _steps: deque[tuple[int, int, float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
     def add(self, num_rows: int, num_given: int, plain: float, spent: float, least: float = LEAST_WON) -> None:
-        """A step with it. num_rows, of which it drafts for some. plain: seconds that such a step takes without it.
-        spent: more than that. least: what it has to win of that, or it is switched off."""
+        """Counts a step with the model. num_rows: rows of the step; it drafts for some. plain: the seconds that such a
+        step takes without it. spent: the seconds beyond that. least: the share of plain that it has to win, or it is
+        switched off."""
         self.num_steps += 1
         self._num_unused = 0
         if self.num_steps <= COLD_STEPS:
@@ -60,21 +62,21 @@ class Payoff:
             self._switch(False)
 
     def _lost(self, errors: float = 0.0) -> float:
-        """In a step, as a share of the time of one without it; below 0: won. errors: by how many standard errors
-        drafts gave more than was seen."""
+        """What it loses in a step, as a share of the time of one without it; below 0: it wins. errors: by how many
+        standard errors drafts are assumed to give more than was seen."""
         gains, rows, plain, spent = zip(*self._steps, strict=True)
         num_steps, gain = len(gains), sum(gains) / len(gains)
         gain += errors * math.sqrt(sum((g - gain) ** 2 for g in gains)) / num_steps
         return _without_stalls(spent) / _without_stalls(plain) - gain * num_steps / sum(rows)
 
     def pass_over(self, drafts: bool) -> None:
-        """A step with it that is not judged, since not all decode."""
+        """Counts a step with the model that is not judged, since not all decode. drafts: whether it had any."""
         self._num_unused = 0 if drafts else self._num_unused + 1
         if self._num_unused >= MOST_UNUSED:
             self._switch(False)
 
     def wait(self) -> None:
-        """A step without it."""
+        """Counts a step without the model."""
         self.num_steps += 1
         if self.num_steps >= self.patience:
             self._switch(True)
@@ -85,6 +87,6 @@ class Payoff:
 
 
 def _without_stalls(seconds: Sequence[float]) -> float:
-    """The mean; what took longer than STALL medians counts for so many."""
+    """The mean of the seconds, where what took longer than STALL medians counts as that."""
     most = STALL * sorted(seconds)[len(seconds) // 2]
     return sum(min(s, most) for s in seconds) / len(seconds)

@@ -15,9 +15,9 @@ Drafts are kept with probability sum min(p, q) = 1 - TV(p, q) (`acceptance`); no
 token that was not drawn (n-grams, suffixes, a proposer of Parts, drafts that a step names) has q = 1 at x: it is kept
 with probability p(x). Such a token may depend on the text before it, and never on the random numbers here.
 
-A request with a seed is promised its text: there a draft token is kept where it is what plain decoding draws
-(`drafts.py`). So are all drafts under a sampler whose distribution is not `core.sampler.distribution` as far as is
-known, see `is_exact`.
+A request with a seed is promised its text: there a draft token is kept if it is what plain decoding draws
+(`drafts.py`). The same holds for all drafts under a sampler that is not known to draw from
+`core.sampler.distribution`, see `is_exact`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DRAFT, VERDICT = 1 << 31, 1 << 30
 
 
 def verified(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
-    """[E] int64: what stands in each draft token's place: itself where it is kept.
+    """The token in each draft token's place, [E] int64: itself where it is kept.
 
     p, q [E, vocab_size]: rows sum to 1; None: drafts that were not drawn. drafts [E] int64. u [2, E]: uniform in
     (0, 1), independent of each other and of the drafts.
@@ -61,25 +61,25 @@ def verified(p: Tensor, q: Tensor | None, drafts: Tensor, u: Tensor) -> Tensor:
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """[rows]: with which probability a draft token from q is kept, 1 - TV(p, q). p, q [rows, vocab_size]."""
+    """The probability that a draft token from q is kept, 1 - TV(p, q): [rows]. p, q [rows, vocab_size]."""
     return torch.minimum(p, q).sum(-1)
 
 
 def filtered(scores: Tensor, t: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """[len(rows), vocab_size]: `distribution` of some rows. t: the sampler's columns, of all."""
+    """The `distribution` of some rows, [len(rows), vocab_size]. t: the sampler's columns of all rows."""
     names = ("temperature", "top_k", "top_p", "min_p")
     return distribution(scores[rows], {name: t[name][rows] for name in names if name in t})
 
 
 def is_exact(sampler: Any) -> bool:
-    """Whether a sampler's tokens are known to be drawn from `distribution`: that of the core, that with Gumbel noise,
-    and one with our kernel. Of another `choose` nothing is known, nor of a sampler that is asked."""
+    """Whether a sampler's tokens are known to be drawn from `distribution`: those of the core's sampler, the one with
+    Gumbel noise, and one with our kernel. Nothing is known of another `choose`, or of a sampler that is asked."""
     known = TorchSampler.choose, GumbelSampler.choose
     return isinstance(sampler, TorchSampler) and (type(sampler).choose in known or sampler.captures)
 
 
 def rejection_arrays(batch: HostBatch, requests: Mapping[int, Opened], step_id: int) -> Arrays:
-    """What `verified` is called by, none if all requests with drafts have a seed or are greedy.
+    """The arrays that `verified` needs; none if all requests with drafts have a seed or are greedy.
 
     batch: with the `draft_arrays`. requests: by slot. unseeded [E]: which of the D drafts are verified by rejection.
     verdicts [2, E]: u of `verified`. A number is used once: it depends on the step, not on the position, since a
@@ -98,7 +98,8 @@ def rejection_arrays(batch: HostBatch, requests: Mapping[int, Opened], step_id: 
 
 
 def places(arrays: Arrays) -> dict[int, int]:
-    """By slot of a request without a seed, which of the E drafts is its first. arrays: of drafts and rejection."""
+    """Which of the E drafts is the first of a request without a seed: {slot: number}. arrays: those of drafts and
+    rejection."""
     if "draft.unseeded" not in arrays:
         return {}
     unseeded = arrays["draft.unseeded"]

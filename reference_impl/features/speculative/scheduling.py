@@ -19,8 +19,8 @@ from reference_impl.interfaces import HostProposer, KeepsRequests, Request, Requ
 
 
 class Drafting(Scheduler):
-    """num_drafts: drafts that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
-    own proposer. shows_drafts: whether the host sees those of the worker before it sends masks."""
+    """A scheduler that plans drafts. num_drafts: the most that are verified for a decoding row. host_proposer: makes
+    them; None: the worker does. shows_drafts: whether the host sees the worker's drafts before it sends masks."""
 
     def __init__(
         self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, shows_drafts: bool = False,
@@ -31,14 +31,14 @@ class Drafting(Scheduler):
         self.has_drafts = True  # whether there may be any in the step that is planned: asked for each row, if so
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
-        self._useful: dict[str, int] = {}  # in the step that is planned, as of `useful_drafts`
+        self._useful: dict[str, int] = {}  # in the step that is planned, see `useful_drafts`
 
     def schedule(self, now: float) -> StepPlan:
         self._useful.clear()
         return super().schedule(now)
 
     def cut(self, shares: Shares, left: int) -> Shares:
-        """Drafts of requests that rank before a prompt come before its chunk."""
+        """The shares, where drafts of requests that rank before a prompt come before its chunk."""
         if not self.has_drafts:
             return super().cut(shares, left)
         cut = []
@@ -63,15 +63,15 @@ class Drafting(Scheduler):
             super().continue_running([(request, num_tokens)], plan)
 
     def _num_useful(self, request: Request) -> int:
-        """`useful_drafts`, asked once a step: `cut` and `continue_running` both need it."""
+        """`useful_drafts`, computed once a step: `cut` and `continue_running` both need it."""
         if (num := self._useful.get(request.id)) is None:
             num = self._useful[request.id] = self.useful_drafts(request)
         return num
 
     def useful_drafts(self, request: Request) -> int:
-        """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
-        are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
-        where the host does not see the drafts, which its masks depend on."""
+        """How many drafts a request can use: no more than can be kept, with the token that is sampled behind them. 0
+        for a held request, whose tokens are chosen elsewhere, before samples are forked, which share what is known to
+        be computed, and under a grammar if the host does not see the drafts, on which its masks depend."""
         seen = self.host_proposer is not None or self.shows_drafts
         if request.holds or request.children or (request.grammar is not None and not seen):
             return 0
@@ -79,7 +79,7 @@ class Drafting(Scheduler):
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))
 
     def _continue_with_drafts(self, request: Request, num_drafts: int, plan: OpenPlan) -> bool:
-        """False if there are no drafts, or no room for them."""
+        """Grants the request its token with drafts; False if there are no drafts, or no room for them."""
         if request.state is not RequestState.RUNNING:  # preempted a moment ago
             return False
         drafts: tuple[int, ...] = ()

@@ -22,48 +22,49 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Who makes the drafts of one step. ask_masks: while masks can be asked for (`DraftsLater`)."""
+    """Makes the drafts of one step. ask_masks: set while masks can be asked for (`DraftsLater`)."""
 
     ask_masks: AskMasks | None = None
 
     def lay_out(self, run: StepRun, rows: Sequence[StepRow]) -> None:
-        """Adds the arrays that a chain is drafted by. rows: as of `DraftPart`."""
+        """Adds the arrays that drafting a chain needs. rows: see `DraftPart`."""
 
     def draft(self, run: StepRun) -> Tensor | None:
-        """Puts the D drafts, [D] int64, into run.tensors as draft.tokens. Returns what those that are verified by
-        rejection were drawn from; None: they were not drawn, or there are none."""
+        """Puts the D drafts, [D] int64, into run.tensors as draft.tokens. Returns the distributions that drafts
+        verified by rejection were drawn from; None: they were not drawn, or there are none."""
         return None
 
     def after_model(self, run: StepRun) -> None: ...
 
     def taken(self, run: StepRun, accepted: Tensor | None) -> None:
-        """accepted [R]: as of `DraftPart`; None: no row has drafts."""
+        """Called when the step's tokens are known. accepted [R]: see `DraftPart`; None: no row has drafts."""
 
     def ended(self, run: StepRun) -> None: ...
 
 
 class DraftsTrees(Protocol):
-    """What a `StepSource` has besides, whose drafts are trees."""
+    """What a `StepSource` whose drafts are trees has besides."""
 
     def trees(self, run: StepRun, drafted: Sequence[StepRow]) -> Sequence[Tree]:
-        """Of each of the R rows with drafts, in the order of the batch, a tree of as many nodes as these are. drafted
-        [R]: they, as they begin on the host."""
+        """A tree for each of the R rows with drafts, in the order of the batch, with as many nodes as the row has
+        drafts. drafted [R]: these rows, with their starts as the host knows them."""
         ...
 
     def tree_arrays(
         self, run: StepRun, step_rows: Sequence[StepRow], drafted: Sequence[StepRow], rows: Rows, places: Places
     ) -> Arrays:
-        """What a tree is drafted by. step_rows: as of `DraftPart.rows`; drafted: as of `trees`."""
+        """The arrays that drafting a tree needs. step_rows: see `DraftPart.rows`; drafted: see `trees`."""
         ...
 
     def path_kept(self, run: StepRun, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
-        """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""
+        """Called before the slots' lengths change. node: the node that is kept, for each level of each row (kept_row);
+        num: how many levels are."""
         ...
 
 
 class Source:
-    """Who makes the drafts of a worker's steps. keeps_up: whether it is needed where no row has drafts, too; is_model:
-    whether its own scores can be masked; most_nodes: drafts that a row may have as a tree."""
+    """Makes the drafts of a worker's steps. keeps_up: whether it is needed in steps without drafts, too; is_model:
+    whether its own scores can be masked; most_nodes: the most drafts that a row may have as a tree."""
 
     keeps_up = is_model = makes_trees = False
     most_nodes = 0
@@ -71,11 +72,11 @@ class Source:
     graphs: PassGraphs | None = None  # of their passes, where they are replayed
 
     def of(self, run: StepRun) -> StepSource:
-        """Who makes those of this step."""
+        """The source for this step."""
         return StepSource()
 
     def is_needed(self, run: StepRun) -> bool:
-        """By a step without drafts."""
+        """Whether a step without drafts needs this source."""
         return False
 
     def follow(self, step: Step, opened: Sequence[Opened]) -> None: ...
@@ -83,15 +84,15 @@ class Source:
     def move_blocks(self, transfers: Transfers) -> None: ...
 
     def use_graphs(self, worker: GraphWorker, recorder: Recorder, max_rows: int, max_len: int) -> None:
-        """As of `GraphWorker.use_graphs`."""
+        """Replays its passes as CUDA graphs from now on, if it can: see `GraphWorker.use_graphs`."""
 
 
 class NamedDrafts(Source):
-    """They come with the steps."""
+    """The source of drafts that come with the steps."""
 
 
 class Proposed(Source):
-    """proposer: see `interfaces.Proposer`."""
+    """Drafts by a proposer: see `interfaces.Proposer`."""
 
     def __init__(self, proposer: Proposer):
         self.proposer = proposer

@@ -1,11 +1,11 @@
-"""What steps take, by what they compute, and so at what rate tokens would come with so many drafts.
+"""The time that steps take, by what they compute, and so the rate at which tokens would come with so many drafts.
 
-Measured are steps in which all requests decode, from the end of one to the end of the next: what the host does for
-drafts counts. A step without drafts counts if the one before it had none either: right behind a step with drafts the
-host still has that one's tokens to append, and the caches hold the weights of the draft model.
+Steps in which all requests decode are measured, from the end of one to the end of the next, so what the host does for
+drafts counts. A step without drafts counts if the one before it had none either: right after a step with drafts the
+host still has to append its tokens, and the caches hold the weights of the draft model.
 
-A machine stalls now and then: one step that took fifty times as long as its like says nothing of what drafts cost. So
-times are medians.
+A machine stalls now and then: one step that took fifty times as long as similar ones says nothing about what drafts
+cost. So times are medians.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ WEIGHT = 0.2  # of the newest step in the rate
 
 
 class Line(NamedTuple):
-    """slope: 0 or more, a time that falls with size is noise. size and seconds: a point of it."""
+    """Seconds as a line over sizes. slope: 0 or more, since a time that falls with size is noise. size and seconds: a
+    point of the line."""
 
     slope: float
     size: float
     seconds: float
 
     def at(self, size: int) -> float:
-        """Of a smaller size no less than its share: a line that noise has made too steep ends below zero."""
+        """The seconds at a size; for a smaller size than the line's point no less than its share, since a line that
+        noise has made too steep ends below zero."""
         share = size / max(1, size, self.size)
         return max(self.seconds * share, self.seconds + self.slope * (size - self.size))
 
 
 @dataclass
 class Times:
-    """Seconds by a size, to an eighth. One that was seen fewer than NUM_SEEN times says nothing."""
+    """Seconds by size, with sizes rounded to an eighth. A size seen fewer than NUM_SEEN times does not count."""
 
     seconds: dict[int, float] = field(default_factory=dict)  # medians, of sizes seen often enough
     _newest: dict[int, deque[float]] = field(default_factory=dict)  # by size, the one seen last at the end
     _seen: dict[int, int] = field(default_factory=dict)  # when a size was seen last
-    _lines: dict[int, Line | None] = field(default_factory=dict)  # as of `line`, since the newest time
+    _lines: dict[int, Line | None] = field(default_factory=dict)  # those of `line`, since the newest time
 
     def add(self, size: int, seconds: float, now: int) -> None:
-        """now: a count of steps, by which what is old is forgotten."""
+        """Adds a time. now: a count of steps, by which old sizes are forgotten."""
         size = _rounded(size)
         newest = self._newest.pop(size, None) or deque(maxlen=NUM_TIMES)
         newest.append(seconds)
@@ -64,8 +66,8 @@ class Times:
         self._lines.clear()
 
     def line(self, beyond: int = -1) -> Line | None:
-        """Through sizes beyond that one, or through all where fewer than two are; None where fewer than two are known,
-        or none that are APART. A size counts as often as it was seen."""
+        """The line through sizes above `beyond`, or through all if fewer than two are; None if fewer than two are
+        known, or they are not APART. A size counts as often as it was seen."""
         if beyond not in self._lines:
             self._lines[beyond] = self._fit(beyond)
         return self._lines[beyond]
@@ -85,8 +87,8 @@ class Times:
         return Line(max(0.0, rise / spread), middle, seconds)
 
     def at(self, size: int, beyond: int = -1, slope: float = 0.0) -> float | None:
-        """Of a size seen NUM_TIMES times its median; of another what a line says (see `line`), or, where there is none,
-        one with this slope through a size that is known. None before any."""
+        """The seconds at a size: its median if it was seen NUM_TIMES times, otherwise what a line says (see `line`) or,
+        if there is none, a line with this slope through a known size. None before any is known."""
         size = _rounded(size)
         if size in self.seconds and len(self._newest[size]) == NUM_TIMES:
             return self.seconds[size]
@@ -99,10 +101,10 @@ class Times:
 
 @dataclass
 class StepCosts:
-    """plain: the target's seconds by how many rows it has, of steps without drafts. alone: the same, of steps in which
-    the draft model was off; then they are shorter, since it takes room in the processor's caches. verifying: the
-    target's by how many tokens it computes, of steps with drafts. drafting: the draft model's, by how many tokens it
-    drafts one after another."""
+    """The seconds that steps take. plain: the target's in steps without drafts, by the number of rows. alone: the same
+    in steps in which the draft model was off; they are shorter, since it takes room in the processor's caches.
+    verifying: the target's in steps with drafts, by the number of tokens. drafting: the draft model's, by how many
+    tokens it drafts one after another."""
 
     plain: Times = field(default_factory=Times)
     alone: Times = field(default_factory=Times)
@@ -117,8 +119,8 @@ class StepCosts:
     _time: float = 0.0
 
     def add(self, plan: StepPlan, num_given: int, seconds: float, drafting: float = 0.0) -> bool:
-        """seconds: of a step in which all decode, `drafting` of them of a draft model. Returns whether it showed
-        what one without drafts takes."""
+        """Adds a step in which all decode. seconds: what it took, `drafting` of them by a draft model. Returns whether
+        it showed what a step without drafts takes."""
         self.num_steps += 1
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         self._num_like_it = self._num_like_it + 1 if num_rows == self._num_rows else 1
@@ -140,36 +142,37 @@ class StepCosts:
         return is_plain and counts
 
     def add_alone(self, num_rows: int, seconds: float) -> None:
-        """Of a step in which all decode, while a draft model is off."""
+        """Adds a step in which all decode while a draft model is off."""
         self.num_steps += 1
         if self._after_plain:
             self.alone.add(num_rows, seconds, self.num_steps)
         self.all_decode = self._after_plain = True
 
     def interrupt(self) -> None:
-        """Behind the newest step comes none that is like it: in it not all decoded, or a model was switched."""
+        """Notes that the next step is not like the newest one: not all decoded in it, or a model was switched."""
         self.all_decode = self._after_plain = False
 
     def asks_for_plain(self, num_rows: int) -> bool:
-        """Whether steps have had so many rows for a while, and none without drafts was seen with about as many, from
-        which it would follow what these take."""
+        """Whether steps have had so many rows for a while, and none without drafts was seen with about as many, so that
+        what such steps take is not known."""
         return self._num_like_it >= LASTING and not _covers(self.plain, num_rows)
 
     def has_plain_like(self, num_rows: int) -> bool:
-        """Whether a step without drafts was seen with half so many rows: from fewer, nothing follows for these."""
+        """Whether a step without drafts was seen with at least half as many rows: fewer say nothing about these."""
         return num_rows <= 2 * max(self.plain.seconds, default=0)
 
     def has_drafts_like(self, num_rows: int) -> bool:
-        """Whether a step with drafts was seen that had as many tokens: what is free for one request may not be for
-        many."""
+        """Whether a step with drafts was seen with at least as many tokens as these rows: what is free for one request
+        may not be for many."""
         return max(self.verifying.seconds, default=0) >= _rounded(num_rows)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        """The target's, of a step without drafts; None until some were seen."""
+        """The target's seconds for a step without drafts; None until some were seen."""
         return self._without(self.plain, num_rows)
 
     def seconds_alone(self, num_rows: int) -> float | None:
-        """Of a step without drafts while what makes them is off; None until some were seen with about so many rows."""
+        """The seconds of a step without drafts while the draft model is off; None until some were seen with about so
+        many rows."""
         return self._without(self.alone, num_rows) if _covers(self.alone, num_rows) else None
 
     def _without(self, times: Times, num_rows: int) -> float | None:
@@ -181,7 +184,7 @@ class StepCosts:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, of the newest steps."""
+        """The tokens per second in the newest steps."""
         return self._tokens / self._time if self._time > 0 else 0.0
 
     def slope(self, num_rows: int) -> float | None:
@@ -195,8 +198,8 @@ class StepCosts:
         return max(0.0, (seconds - plain) / (size - num_rows)) if size > num_rows else 0.0
 
     def seconds(self, num_rows: int, num_drafts: int, depth: int) -> float:
-        """Of a step of so many rows, with so many drafts together, of one row `depth` at most. Some with drafts and
-        some without were seen."""
+        """The seconds of a step with so many rows, so many drafts in all, and at most `depth` for one row. To be called
+        when steps with drafts and without were seen."""
         if num_drafts:
             found = self.verifying.at(num_rows + num_drafts, num_rows, self.slope(num_rows) or 0.0)
         else:
@@ -206,7 +209,8 @@ class StepCosts:
 
 
 def _rounded(size: int) -> int:
-    """Down, to one of eight in an octave: of 64 rows with drafts hardly two steps have as many tokens."""
+    """The size rounded down to one of eight in an octave: with 64 rows and drafts hardly two steps have the same number
+    of tokens."""
     return size >> (shift := max(0, size.bit_length() - 4)) << shift
 
 

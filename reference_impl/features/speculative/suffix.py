@@ -1,8 +1,8 @@
 """A suffix automaton of a text drafts what follows it: the longest end of the text that occurred before is found in
 constant time per token, whatever its length, and the drafts are what followed it then (Hu et al. 2024, "SAM Decoding").
 
-Where `NgramProposer` looks for a pattern of fixed lengths, this finds the longest one, and trusts it as far as it is
-long. A second automaton may hold other requests' outputs: agents ask alike, and are answered alike.
+Where `NgramProposer` looks for patterns of fixed lengths, this finds the longest one, and drafts as many tokens as it
+is long. A second automaton may hold other requests' outputs: agents ask similar things and get similar answers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SEPARATOR = -1  # between two texts: no token, so no match goes across
 class SuffixAutomaton:
     """The smallest automaton that accepts every substring of a text (Blumer et al. 1985), extended token by token.
 
-    A state stands for all substrings that end at the same places. length: of its longest; link: the state of the
-    longest of its suffixes that also ends elsewhere; end: behind its first occurrence.
+    A state stands for all substrings that end at the same places. length: that of its longest; link: the state of the
+    longest of its suffixes that also ends elsewhere; end: the position behind its first occurrence.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class SuffixAutomaton:
         self._whole = 0  # the state of the whole text
 
     def append(self, token: int) -> None:
-        """Amortised constant time."""
+        """Adds a token to the text, in amortised constant time."""
         self.text.append(token)
         state, at = self._new(self.length[self._whole] + 1, 0, {}, len(self.text)), self._whole
         while at >= 0 and token not in self.next[at]:
@@ -60,8 +60,8 @@ class SuffixAutomaton:
         return copy
 
     def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """From the state of the longest end of some text that occurs here, and its length, to those with one token
-        more."""
+        """Goes one token further: takes the state of the longest end of some text that occurs here, and its length, and
+        returns both for the text with this token more."""
         while state and token not in self.next[state]:
             state = self.link[state]
             matched = self.length[state]
@@ -89,7 +89,7 @@ class _Reader:
 
 
 class _Known:
-    """What is kept of a request."""
+    """What is kept of a request: the automaton of its text, and where its text is in both automata."""
 
     def __init__(self, shared: SuffixAutomaton):
         self.own, self.num_read = SuffixAutomaton(), 0
@@ -104,11 +104,11 @@ class _Known:
 
 
 class SuffixProposer:
-    """A `HostProposer` that is told when requests end.
+    """A `HostProposer` by the longest match.
 
-    shortest: no drafts from a match that is shorter. max_shared: tokens of finished requests' outputs that are kept, 0
-    for none; when there are more, all are dropped. With some, drafts may hold what another request has written; that
-    changes no text or distribution, but who may measure time may learn of it.
+    shortest: no drafts from a match that is shorter. max_shared: how many tokens of finished requests' outputs are
+    kept, 0 for none; when there are more, all are dropped. With some, drafts may hold what another request has written;
+    that changes no text or distribution, but someone who measures time may learn of it.
     """
 
     def __init__(self, shortest: int = 2, max_shared: int = 0):
@@ -121,7 +121,7 @@ class SuffixProposer:
         self._known: dict[str, _Known] = {}
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
-        """At most k tokens, and no more than the match is long."""
+        """Drafts of at most k tokens, and no more than the match is long."""
         known = self._known.get(request.id)
         if known is None or known.num_read > len(request.tokens):
             known = self._known[request.id] = _Known(self._shared)

@@ -28,7 +28,7 @@ MOST_TOKENS = 64  # of a row with a tree: what a token sees of them are the bits
 
 @dataclass(frozen=True)
 class Tree:
-    """parents: of each node. ValueError unless nodes lie level by level and there are 1 to 63."""
+    """A draft tree. parents: that of each node. ValueError unless nodes lie level by level and there are 1 to 63."""
 
     parents: tuple[int, ...]
 
@@ -43,9 +43,9 @@ class Tree:
 
     @staticmethod
     def of(spec: Sequence[int] | Sequence[Sequence[int]]) -> Tree:
-        """spec: how many children each node of a level has, from the root's on, such as (4, 2, 2); or the tree's
-        paths, such as ((0,), (1,), (0, 0), (0, 1)): of each node which child of its parent it is, and that of its.
-        ValueError for anything else."""
+        """The tree that spec describes: how many children each node of a level has, from the root's on, such as
+        (4, 2, 2); or the tree's paths, such as ((0,), (1,), (0, 0), (0, 1)), which say from the root on which child of
+        its parent each node is. ValueError for anything else."""
         given: list[Any] = list(spec) if isinstance(spec, Sequence) else []
         if given and all(_is_count(width) and width > 0 for width in given):
             return _by_width(given)
@@ -62,7 +62,7 @@ class Tree:
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """Of each node its depth, 0 for children of the root."""
+        """The depth of each node, 0 for children of the root."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent == ROOT else found[parent] + 1)
@@ -70,7 +70,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> Ints:
-        """[nodes], the same."""
+        """The `levels` as an array, [nodes]."""
         import numpy as np
 
         return np.array(self.levels, np.int64)
@@ -85,7 +85,7 @@ class Tree:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """By node, the root included, in order; without those that have none."""
+        """The children of each node that has any, the root included: {node: children, in order}."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
@@ -93,12 +93,12 @@ class Tree:
 
     @property
     def width(self) -> int:
-        """Children of a node, at most."""
+        """The most children that a node has."""
         return max(map(len, self.children.values()))
 
     @cached_property
     def lineage(self) -> Ints:
-        """[nodes, num_levels]: of node i its ancestor on each level, itself on its own, -1 on those below."""
+        """The ancestor of each node on each level, [nodes, num_levels]: itself on its own level, -1 on those below."""
         import numpy as np
 
         found = np.full((len(self.parents), self.num_levels), -1, np.int64)
@@ -110,7 +110,7 @@ class Tree:
 
     @cached_property
     def earlier(self) -> Ints:
-        """[nodes, width - 1]: the siblings before each node, -1 behind them."""
+        """The siblings before each node, [nodes, width - 1], -1 behind them."""
         import numpy as np
 
         found = np.full((len(self.parents), self.width - 1), -1, np.int64)
@@ -121,7 +121,7 @@ class Tree:
 
     @cached_property
     def inner(self) -> list[int]:
-        """Nodes that have children."""
+        """The nodes that have children, without the root."""
         return [node for node in self.children if node != ROOT]
 
     @property
@@ -129,7 +129,7 @@ class Tree:
         return len(self.inner)
 
     def sees(self, num_known: int = 1) -> Ints:
-        """[num_known + nodes]: of a row's own tokens, which of them each one sees, as bits. The known ones are causal.
+        """Which of a row's own tokens each of them sees, as bits: [num_known + nodes] int64. Known tokens are causal.
         ValueError if there are more than 64."""
         if num_known + len(self.parents) > MOST_TOKENS:
             raise ValueError(
@@ -145,11 +145,11 @@ class Tree:
         return np.array(found, np.uint64).view(np.int64)
 
     def first(self, num_nodes: int) -> Tree:
-        """The tree of the first nodes."""
+        """The tree of the first num_nodes nodes."""
         return _first(self, num_nodes)
 
     def up_to(self, num_levels: int) -> int:
-        """How many nodes so many levels have."""
+        """How many nodes the first num_levels levels have."""
         return sum(level < num_levels for level in self.levels)
 
 

@@ -1,6 +1,6 @@
 """Torch attention of draft trees: a node sees the context, its row's known tokens, its ancestors and itself.
 
-Extends `TorchAttention.plan` and `forward`, in steps with trees alone: there each row is computed by itself, with a
+This extends `TorchAttention.plan` and `forward`, only in steps with trees: there each row is computed by itself, with a
 mask where it is a tree (`reference.tree_mask`).
 """
 
@@ -14,7 +14,7 @@ from reference_impl.kernels import reference
 
 
 class TreeTorchAttention(ScaledTorchAttention):
-    """`ScaledTorchAttention`, and trees."""
+    """`ScaledTorchAttention` that also takes draft trees."""
 
     takes_trees = True
 

@@ -1,4 +1,4 @@
-"""Keys and values of a kept path move to where their positions belong."""
+"""Moves keys and values of a kept path to where their positions belong."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from reference_impl.interfaces import MovesScales
 
 
 def move_tokens(cache: PagedKVCache, sources: Tensor, targets: Tensor) -> None:
-    """Copies what the cache has of tokens, in all layers of their KV group: codes and scales as they are. All sources
-    are read before any target is written. sources, targets [tokens] int64, slots of the cache; no target twice."""
+    """Copies keys and values of tokens within the cache, in all layers of their KV group: codes and scales as they are.
+    All sources are read before any target is written. sources, targets [tokens] int64, slots of the cache; no target
+    twice."""
     data = cache.data.view(torch.uint8) if cache.data.element_size() == 1 else cache.data  # not of float8 everywhere
     slots = data.flatten(2, 3)  # [layers of a group, 2, num_slots, num_kv_heads, head_dim]
     slots.index_copy_(2, targets, slots.index_select(2, sources))

@@ -5,14 +5,14 @@ the tree is wide.
     expand     level by level: of a level's nodes the best `width` get their `width` likeliest children
     rerank     of all nodes that were grown the best `num_nodes` are verified
 
-No node scores more than its parent, and of equal ones the parent comes first: so the best nodes are a tree.
+No node scores more than its parent, and among equals the parent comes first: so the best nodes are a tree.
 
-Which tree it is, is known when it is grown, so a step is laid out behind that: its submission waits for the device.
-Nodes are the likeliest, and not drawn: for a request without a seed each is kept with the target's own probability
-(`candidates.py`). One with a seed is drawn by numbers that are there already. With Gumbel noise, q / E in place of q
-says which tokens these favour: a node's children are those of the largest q / E, and its score their share of the sum.
-Without a seed that would not be right: of the positions' own numbers, which draw where there are no children, none may
-have had a say in which nodes there are.
+The tree is known only when it is grown, so a step is laid out after that: its submission waits for the device. Nodes
+are the likeliest, and not drawn: for a request without a seed each is kept with the target's own probability
+(`candidates.py`). A request with a seed is drawn by numbers that are known already. With Gumbel noise, q / E in place
+of q says which tokens these favour: a node's children are those of the largest q / E, and its score their share of the
+sum. Without a seed that would not be right: the positions' own numbers, which draw where there are no children, must
+have no influence on which nodes there are.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from reference_impl.interfaces import StepRow
 
 @dataclass
 class Grown:
-    """R rows, of which C nodes were grown. tokens [R, C]; scores [R, C], logarithms; parents [R, C]: of the C, ROOT."""
+    """The C nodes that were grown for each of R rows. tokens [R, C]; scores [R, C], logarithms; parents [R, C]: which
+    of the C, or ROOT."""
 
     tokens: Tensor
     scores: Tensor
     parents: Tensor
 
     def best(self, nums: Sequence[int]) -> tuple[list[Tree], list[Tensor]]:
-        """Of each row so many nodes: trees, and their tokens."""
+        """The trees of the best nodes, so many for each row, and their tokens."""
         order = self.scores.sort(dim=1, descending=True, stable=True).indices
         chosen = [order[row, :num].sort().values for row, num in enumerate(nums)]
         above = [self.parents[row, mine] for row, mine in enumerate(chosen)]
@@ -62,7 +63,8 @@ class Grown:
 
 @dataclass
 class Noise:
-    """What the positions' numbers make likely. t: the sampler's columns, [R] each; seeded [R]: whose numbers count."""
+    """The tokens that the positions' random numbers favour. t: the sampler's columns, [R] each; seeded [R]: which rows'
+    numbers count."""
 
     sampler: GumbelSampler
     t: Mapping[str, Tensor]
@@ -70,7 +72,7 @@ class Noise:
 
     @staticmethod
     def of(rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler) -> Noise | None:
-        """None: these rows' drafts depend on no number."""
+        """The noise of these rows; None: their drafts depend on no random number."""
         asked = [slots.host[row.slot].sampling for row in rows]
         seeded = np.array([sampling.seed is not None and sampling.temperature > 0 for sampling in asked])
         if not isinstance(sampler, GumbelSampler) or not seeded.any():
@@ -80,7 +82,8 @@ class Noise:
         return Noise(sampler, t, t["seeded"])
 
     def over(self, logprobs: Tensor, logits: Tensor, positions: Tensor) -> Tensor:
-        """logprobs, in rows with a seed others, by which children are chosen. All [R x nodes, ...]."""
+        """The numbers by which children are chosen: logprobs, in rows with a seed the logarithms of shares. All
+        [R x nodes, ...]."""
         each = len(positions) // len(self.seeded)
         t = {name: column.repeat_interleave(each) for name, column in self.t.items()}
         shares = self.sampler.shares(logits, {**t, "sample_positions": positions})
@@ -91,7 +94,7 @@ def grow_trees(
     draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: DraftScores,
     sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> tuple[list[Tree], Tensor]:  # fmt: skip
-    """rows [R]: those with drafts, D in all. Of each its tree; and the D drafts, [D] int64, row by row. replay: as of
+    """The tree of each of the rows [R] with drafts, and the D drafts, [D] int64, row by row. replay: see
     `propose_tree`."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}
@@ -108,7 +111,7 @@ def grow(
     draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: DraftScores,
     sampler: TorchSampler, replay: ReplayNodes | None = None,
 ) -> Grown:  # fmt: skip
-    """rows [R]: with room for width x (num_levels - 1) nodes."""
+    """Grows num_levels levels for the rows [R], which have room for width x (num_levels - 1) nodes."""
     k, num_rows = width, len(rows)
     slot = to_device({"slots": np.array([row.slot for row in rows])}, slots.device)["slots"]
     ahead = draft.ahead.index_select(0, slot)[:, None]  # [R, nodes, hidden_size]: what the children of nodes come of
@@ -117,8 +120,8 @@ def grow(
     logits = draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype)
     tokens, scores = _children(logits, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, path)
     found = Grown(tokens, scores, torch.full_like(tokens, ROOT))
-    # Of nodes that are expanded, E so far: which of the C, what they see of each other as bits, and what is in `ahead`
-    # of their parents.
+    # For the expanded nodes, E so far: which of the C, what they see of each other as bits, and the `ahead` of their
+    # parents.
     inner, sees = tokens[:, :0], tokens[:, :0]
     before = ahead[:, :0]
     for depth in range(1, num_levels):
@@ -142,7 +145,8 @@ def grow(
 
 
 def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
-    """[R, k, size]. ahead: of the root, or of the k nodes that were expanded last. at [R, k]: of the E."""
+    """The rows of `ahead` for the parents, [R, k, size]. ahead: that of the root, or of the k nodes that were expanded
+    last. at [R, k]: which of the E."""
     nth = at if depth == 1 else at - (depth - 2) * k
     return ahead.gather(1, nth[:, :, None].expand(-1, -1, ahead.shape[2]))
 
@@ -150,7 +154,7 @@ def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
 def _moved(
     rows: Sequence[StepRow], first: Tensor, scores: DraftScores, noise: Noise | None, logits: Tensor, path: Tensor
 ) -> Tensor:
-    """By which children are chosen, logarithms. path [R, nodes, depth]. first [R]: the position of level 0."""
+    """The logarithms by which children are chosen. path [R, nodes, depth]. first [R]: the position of level 0."""
     num_nodes, depth = path.shape[1:]
     slots = [row.slot for row in rows for _ in range(num_nodes)]
     positions = (first + depth).repeat_interleave(num_nodes)
@@ -162,7 +166,7 @@ def _moved(
 def _children(
     logits: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, Tensor], Tensor], path: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of nodes with these logits [R x nodes, vocab_size] and scores [R, nodes] the k likeliest children, node by node:
+    """The k likeliest children of nodes with these logits [R x nodes, vocab_size] and scores [R, nodes], node by node:
     tokens and scores, [R, nodes x k]."""
     found = move(logits, path)
     logprobs, tokens = found.nan_to_num(nan=-torch.inf).topk(k)
@@ -174,8 +178,8 @@ def _run(
     draft: FeatureDraft, rows: Sequence[StepRow], depth: int, k: int, slots: Slots, tokens: Tensor, sees: Tensor,
     before: Tensor, replay: ReplayNodes | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The head over the nodes that are expanded so far, E of each row; of the last k of each logits [R x k, vocab_size]
-    and hidden states [R, k, hidden_size]."""
+    """Runs the head over the nodes expanded so far, E for each row; returns logits [R x k, vocab_size] and hidden
+    states [R, k, hidden_size] of the last k of each."""
     batch = lay_out_expanded(rows, depth, k, slots)
     t = to_device(batch.arrays, slots.device)
     order = t["order"]
@@ -187,7 +191,7 @@ def _run(
 
 
 def lay_out_expanded(rows: Sequence[StepRow], depth: int, k: int, slots: Slots) -> HostBatch:
-    """Of each row the k nodes of each level before `depth`, behind what is computed in its slot."""
+    """The batch of the k nodes of each level before `depth`, for each row, behind what is computed in its slot."""
     batch = lay_out([StepRow(row.slot, row.start, k * depth, True) for row in rows], slots)
     offset = batch.arrays["offset"]
     arrays = batch.arrays | {

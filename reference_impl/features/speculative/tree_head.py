@@ -4,12 +4,12 @@
     level 1 ...     the head runs over the tree's inner nodes so far, each with the hidden state of its parent in place
                     of the target's; children of those on the last level are drafted
 
-Of an inner node the head's cache has its entry behind the context's, in the order of the inner nodes: what it sees
-there are its ancestors. After the step the head computes the kept path, and what is left of others is overwritten.
+The head's cache has the entries of inner nodes behind the context's, in their order: there each sees its ancestors.
+After the step the head computes the kept path, and what is left of other nodes is overwritten.
 
-Children of a node for a request without a seed are drawn from q one after another, each without those before; for
-others the first is what the position's own number draws (or the likeliest), then come the likeliest of the rest. With
-Gumbel noise they are those of the largest log q + noise, among which the target's token is oftenest.
+Children of a node for a request without a seed are drawn from q one after another, each without those before. For other
+requests the first is what the position's own number draws (or the likeliest), followed by the likeliest of the rest.
+With Gumbel noise they are those of the largest log q + noise, among which the target's token is most often.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Level:
 
 
 def lay_out_levels(step_rows: Sequence[StepRow], rows: Rows, tree: Tree, slots: Slots) -> list[Level]:
-    """step_rows [R]: of the rows with drafts, in the order of `rows`; each has one known token."""
+    """The passes that draft trees of this shape. step_rows [R]: the rows with drafts, in the order of `rows`; each has
+    one known token."""
     size = len(tree.parents) + 1  # of a row in what the head gave: the root, then all nodes
     parents = [(number, ROOT) for number in range(len(step_rows))]
     root: Arrays = {"parent_slots": np.array([row.slot for row in step_rows])}
@@ -64,7 +65,7 @@ def lay_out_levels(step_rows: Sequence[StepRow], rows: Rows, tree: Tree, slots: 
 def _lay_out_level(
     depth: int, having: Sequence[int], step_rows: Sequence[StepRow], rows: Rows, size: int, slots: Slots
 ) -> Level:
-    """Inner nodes of depths 0 to `depth`, of the rows that have one there."""
+    """The pass over inner nodes of depths 0 to `depth`, for the rows that have one at `depth`."""
     computed = {n: [node for node in rows.trees[n].inner if rows.trees[n].depths[node] <= depth] for n in having}
     batch = lay_out([StepRow(step_rows[n].slot, step_rows[n].start, len(computed[n]), True) for n in having], slots)
     order = [having[at] for at in batch.order]
@@ -84,20 +85,20 @@ def _lay_out_level(
 
 
 def _among(tree: Tree, nodes: Sequence[int]) -> np.ndarray:
-    """What each of these nodes, which are those of the first levels that have children, sees of them."""
+    """Which of these nodes each of them sees, as bits. nodes: those of the first levels that have children."""
     number = {ROOT: ROOT} | {node: at for at, node in enumerate(nodes)}
     return Tree(tuple(number[tree.parents[node]] for node in nodes)).sees(0)
 
 
 def _children(parents: Sequence[tuple[int, int]], rows: Rows, size: int) -> Arrays:
-    """child [P, most children]: of the D drafts, -1 behind them. node [P]: where the head's hidden state of the parent
-    goes."""
+    """The arrays of a pass for children. child [P, most children]: which of the D drafts, -1 behind them. node [P]:
+    where the head's hidden state of the parent goes."""
     mine = [[rows.base[n] + child for child in rows.trees[n].children[node]] for n, node in parents]
     return {"child": padded(mine), "node": np.array([n * size + 1 + node for n, node in parents])}
 
 
 def _path(parents: Sequence[tuple[int, int]], rows: Rows, length: int) -> Arrays:
-    """path [P, length], of the D: the drafts on the path to each parent, itself included."""
+    """The array path [P, length]: which of the D drafts are on the path to each parent, itself included."""
     found = [rows.base[n] + rows.trees[n].lineage[node][:length] for n, node in parents if length]
     return {"path": np.array(found, np.int64).reshape(len(parents), length)}
 
@@ -106,8 +107,8 @@ def level_arrays(
     levels: Sequence[Level], step_rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler,
     places: Mapping[tuple[int, int], int],
 ) -> Arrays:  # fmt: skip
-    """What `propose_tree` looks up, and draws, by. places: as of `verdict_arrays`; with some, also unseeded, place,
-    numbers: which of the P, which of the N, and u of `drawn_without_replacement`."""
+    """The arrays by which `propose_tree` looks up and draws. places: see `verdict_arrays`; with some, also unseeded,
+    place, numbers: which of the P, which of the N, and u of `drawn_without_replacement`."""
     found: Arrays = {}
     for number, level in enumerate(levels):
         settings = slots.settings[[step_rows[n].slot for n, _ in level.parents]]
@@ -128,8 +129,8 @@ def propose_tree(
     draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
     scores: DraftScores, replay: ReplayNodes | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The D drafts, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
-    with the `level_arrays`, on the device. replay: by which passes are computed, as far as it can."""
+    """The D drafts, [D] int64; and the distributions that those of the N nodes were drawn from, [N, vocab_size], None
+    without any. t: with the `level_arrays`, on the device. replay: computes passes by CUDA graphs, where it can."""
     num_rows, num_drafts = len(levels[0].parents), len(t["draft.row"])
     passes = by_pass(t, len(levels))
     size = 1 + max(int(level.arrays["node"].max()) for level in levels)
@@ -158,7 +159,7 @@ def of_nodes(
     draft: FeatureDraft, batch: HostBatch, t: dict[str, Tensor], slots: Slots, tokens: Tensor, before: Tensor,
     replay: ReplayNodes | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Logits and hidden states at the logits of a pass over inner nodes. t: the batch's arrays, on the device."""
+    """The logits of a pass over inner nodes, and the hidden states there. t: the batch's arrays, on the device."""
     found = None if replay is None else replay(batch, tokens, before, t["ancestors"])
     if found is not None:
         logits, hidden = found
@@ -168,7 +169,8 @@ def of_nodes(
 
 
 def _drawn(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:
-    """[P, most children] int64; and what they were drawn from, of those that were. logits [P, vocab_size]."""
+    """The children, [P, most children] int64; and the distributions of those that were drawn without replacement; None
+    if none were. logits [P, vocab_size]."""
     width = t["child"].shape[1]
     if isinstance(sampler, GumbelSampler):
         tokens = sampler.ranked(logits, t, width)

@@ -1,6 +1,6 @@
-"""Where draft trees lie in a step: arrays by which the device looks up, verifies and keeps.
+"""The layout of draft trees in a step: arrays by which the device looks up, verifies and keeps drafts.
 
-Of the R rows with drafts, D drafts in all, of which each row has a tree of its own.
+R is the number of rows with drafts, each with a tree of its own, and D the number of drafts in all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from reference_impl.features.speculative.tree import Tree
 from reference_impl.interfaces import Opened, StepRow
 
 Ints = NDArray[np.int64]
-Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
+Places = Mapping[tuple[int, int], int]  # see `verdict_arrays`
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows with drafts, in the order of the batch. row [R]: of the batch; first [R]: the logits behind its last known
-    token; base [R]: its first draft token, of the D."""
+    """The rows with drafts, in the order of the batch. row [R]: the row of the batch; first [R]: the logits behind its
+    last known token; base [R]: which of the D is its first draft token."""
 
     trees: tuple[Tree, ...]
     row: Ints
@@ -36,14 +36,14 @@ class Rows:
     base: Ints
 
     def inner(self) -> Iterator[tuple[int, int, list[int]]]:
-        """(which of the R, node, its children), of each node with children, the root first."""
+        """Yields (which of the R, node, its children) for each node with children, the root first."""
         for number, tree in enumerate(self.trees):
             for node, children in tree.children.items():
                 yield number, node, children
 
 
 def rows_with(batch: HostBatch, trees: Sequence[Tree]) -> Rows:
-    """trees [R], each of as many nodes as its row has drafts."""
+    """The `Rows` of a batch. trees [R]: each has as many nodes as its row has drafts."""
     row = np.flatnonzero(batch.drafts)
     num = np.array(batch.drafts)[row]
     return Rows(
@@ -53,7 +53,7 @@ def rows_with(batch: HostBatch, trees: Sequence[Tree]) -> Rows:
 
 
 def in_trees(batch: HostBatch, rows: Rows) -> HostBatch:
-    """The batch with positions by depth, and with what each token sees."""
+    """The batch with positions by depth, and with the tokens that each token sees."""
     start = batch.arrays["query_start_loc"]
     lag, sees = (np.zeros(start[-1], np.int64) for _ in range(2))
     for row, known, tree in zip(rows.row, rows.known, rows.trees, strict=True):
@@ -67,10 +67,12 @@ def in_trees(batch: HostBatch, rows: Rows) -> HostBatch:
 
 
 def tree_arrays(rows: Rows) -> Arrays:
-    """What drafts are kept by, beside the `draft_arrays`, of which at [D] is replaced: the logits of a draft's parent.
+    """The arrays by which drafts are kept, beside the `draft_arrays`, whose at [D] is replaced by the logits of a
+    draft's parent.
 
-    With the `Paths` of the R trees. own [D]: its own logits. earlier [D, width - 1]: its siblings before it, of the D,
-    -1 behind them. first [R]: as of `Rows`. Of each level of each of the R, T in all: kept_row, kept_level [T].
+    The `Paths` of the R trees are among them. own [D]: a draft's own logits. earlier [D, width - 1]: its siblings
+    before it, of the D, -1 behind them. first [R]: see `Rows`. kept_row, kept_level [T]: for each level of each of the
+    R, T in all.
     """
     above = np.concatenate([np.array(tree.parents) for tree in rows.trees])
     num, levels = ([of(tree) for tree in rows.trees] for of in (lambda t: len(t.parents), lambda t: t.num_levels))
@@ -91,7 +93,7 @@ def tree_arrays(rows: Rows) -> Arrays:
 
 
 def paths_to(rows: Rows, num_logits: int) -> Ints:
-    """[num_logits, num_levels]: of the D, the drafts on the path to each of a step's logits, -1 behind them."""
+    """Which of the D drafts are on the path to each of a step's logits, [num_logits, num_levels], -1 behind them."""
     found = np.full((num_logits, max(tree.num_levels for tree in rows.trees)), -1, np.int64)
     for first, base, tree in zip(rows.first, rows.base, rows.trees, strict=True):
         nodes = found[first + 1 : first + 1 + tree.num_nodes, : tree.num_levels]
@@ -102,11 +104,11 @@ def paths_to(rows: Rows, num_logits: int) -> Ints:
 def verdict_arrays(
     batch: HostBatch, rows: Rows, requests: Mapping[int, Opened], step_id: int
 ) -> tuple[Arrays, dict[tuple[int, int], int]]:
-    """What `verified_children` is called by, none if all requests with drafts have a seed or are greedy; and by (which
-    of the R, node) which of the N nodes it is called for.
+    """The arrays that `verified_children` needs, none if all requests with drafts have a seed or are greedy; and the
+    places, {(which of the R, node): which of the N nodes that it is called for}.
 
-    at [N]: the node's logits. children [N, m]: of the D, -1 behind them. verdicts [m + 1, N]: its u. A number is used
-    once: it depends on the step and the node, as in `rejection.py`.
+    at [N]: the node's logits. children [N, m]: which of the D, -1 behind them. verdicts [m + 1, N]: its u. A number is
+    used once: it depends on the step and the node, as in `rejection.py`.
     """
     drawn = [requests[batch.slots[row]].sampling for row in rows.row]
     free = [sampling.seed is None and sampling.temperature > 0 for sampling in drawn]
@@ -124,7 +126,7 @@ def verdict_arrays(
 
 
 def padded(lists: Sequence[Sequence[int]]) -> Ints:
-    """[len(lists), the longest], -1 behind the shorter ones."""
+    """The lists as one array [len(lists), the longest], -1 behind the shorter ones."""
     found = np.full((len(lists), max(map(len, lists))), -1, np.int64)
     for row, values in enumerate(lists):
         found[row, : len(values)] = values
@@ -132,8 +134,8 @@ def padded(lists: Sequence[Sequence[int]]) -> Ints:
 
 
 def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, rows: Rows, slots: Slots) -> HostBatch:
-    """What a step's rows are when all but one path of each tree is gone: as many drafts as a path has, at most. In the
-    order of the step's batch."""
+    """The batch of a step's rows when only one path of each tree is left, with as many drafts as a path has at most. In
+    the order of the step's batch."""
     kept = list(step_rows)
     for row, tree in zip(rows.row.tolist(), rows.trees, strict=True):
         at = batch.order[row]
@@ -142,9 +144,9 @@ def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, rows: Rows,
 
 
 def kept_arrays(batch: HostBatch, after: HostBatch, rows: Rows) -> Arrays:
-    """From the step's tokens to those of `without_branches`. source [tokens of after]: of the step's tokens, right but
-    for drafts; target [T]: those of drafts, level by level; begin [R]: the row's first draft, of the step's tokens; row
-    [R]: of after."""
+    """The arrays that lead from the step's tokens to those of `without_branches`. source [tokens of after]: which of
+    the step's tokens, right except for drafts; target [T]: those of drafts, level by level; begin [R]: the row's first
+    draft, among the step's tokens; row [R]: the row of after."""
     start, new = (b.arrays["query_start_loc"].astype(np.int64) for b in (batch, after))
     row = np.repeat(np.arange(len(after.slots)), after.query_lens)
     offset = np.arange(len(row)) - new[row]

@@ -1,6 +1,6 @@
-"""Rows with draft trees: as many nodes as the levels that can be kept have, the first of them where room is short.
+"""Rows with draft trees: as many nodes as the levels that can be kept have; where room is short, the first of them.
 
-Extends `Drafting.useful_drafts`.
+This extends `Drafting.useful_drafts`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from reference_impl.interfaces import Request
 
 
 class TreeDrafting(Drafting):
-    """tree: its nodes are the drafts that a row has, at most; or how one is grown. max_len: positions of a
-    request; drafts lie behind its tokens, more of them than it may have."""
+    """A scheduler that plans draft trees. tree: its nodes are the most drafts that a row has; or how one is grown.
+    max_len: positions of a request, which drafts behind its tokens must not exceed."""
 
     def __init__(self, *core: Any, tree: Tree | Growth, max_len: int, **options: Any):
         super().__init__(*core, num_drafts=tree.num_levels, **options)

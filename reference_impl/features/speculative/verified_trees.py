@@ -1,6 +1,6 @@
-"""Drafts of a row in a tree.
+"""The drafts of a row in a tree.
 
-    drafts      lie behind a row's known tokens, node i at the place behind them i: so do their keys and values
+    drafts      lie behind a row's known tokens, node i at place i behind them, and so do their keys and values
     the model   computes them with positions by depth, and attention in which a node sees its ancestors
     kept        the path down the tree whose nodes are each what was chosen at their parent
     then        tokens, keys and values of this path move to where its positions belong
@@ -36,14 +36,16 @@ from reference_impl.features.speculative.tree_layout import (
 
 
 class VerifiedTrees:
-    """part: the step's `DraftPart`. trees: of the R rows with drafts. paths [logits, num_levels]: of the D, the drafts
-    on the path to each of the logits, -1 behind them."""
+    """How drafts in trees are laid out, chosen and verified. part: the step's `DraftPart`. trees: those of the R rows
+    with drafts. paths [logits, num_levels]: which of the D drafts are on the path to each of the logits, -1 behind
+    them."""
 
     trees: Sequence[Tree]
     paths: Ints
 
     def lay_out(self, run: StepRun, part: Any) -> None:
-        """Replaces the batch, and adds to its arrays what drafts are looked up by."""
+        """Replaces the batch, and adds the arrays by which drafts are looked up. ValueError for a step that names
+        drafts, or a row that does not fit a tree."""
         if not run.batch.drafts:
             return
         self._check(run, part)
@@ -81,7 +83,8 @@ class VerifiedTrees:
         return run.batch.arrays["draft.tree.own"]
 
     def before(self, run: StepRun, rows: Ints) -> tuple[Tensor, Tensor] | None:
-        """Those on the path to a node: each has another text before it."""
+        """The drafts before the positions of some logits, rows [P]: those on the path to a node. (which of the P,
+        token); None: there are none."""
         which, level = (self.paths[rows] >= 0).nonzero()
         if not len(which):
             return None
@@ -98,7 +101,7 @@ class VerifiedTrees:
         return tokens.index_copy(0, at, verified_children(p, part.q, drafts, t["draft.tree.verdicts"]))
 
     def verify(self, run: StepRun, part: Any, tokens: Tensor, cut: Tensor | None) -> Verified:
-        """Keeps the right path: its tokens, keys and values move behind the known ones. cut: as of `Chain.verify`."""
+        """Keeps the right path: its tokens, keys and values move behind the known ones. cut: see `Chain.verify`."""
         w, t = run.worker, run.tensors
         drafts, row, nth = t["draft.tokens"], t["draft.row"], t["draft.nth"]
         right = (tokens[t["draft.at"]] == drafts) & first_of_equal(drafts, t["draft.tree.earlier"])
@@ -124,7 +127,7 @@ class VerifiedTrees:
 
 
 def move_keys_and_values(run: StepRun, slot: Tensor, *places: Tensor) -> None:
-    """Of requests, from places to others, [tokens] each."""
+    """Moves keys and values of requests in these slots from places to others, [tokens] each."""
     w: Any = run.worker  # its cache is a PagedKVCache
     for spec, table in zip(w.kv_specs, w.slots.tables, strict=True):
         size = spec.block_size

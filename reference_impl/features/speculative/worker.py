@@ -4,8 +4,8 @@
     source   makes the drafts of a step: a proposer, a draft model, heads, the model itself (sources.py and others)
     form     where they lie, and which are kept: a chain (chain.py) or a tree (verified_trees.py)
 
-Drafts lie behind a row's known tokens before the model runs. What requests without a seed have at their drafts is drawn
-by rejection, and of the drafts those are kept that are what was chosen there.
+Drafts lie behind a row's known tokens before the model runs. Tokens at the drafts of requests without a seed are drawn
+by rejection. A draft is kept if it is the token that was chosen there, and all drafts before it are kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Drafting(WorkerFeature):
-    """source: whose drafts are verified where a step's rows have any; without one they come with the steps. has_bounds:
-    whether the host must know where a step's rows begin (assembly/drafting.py).
+    """Verifies drafts. source: makes them; without one they come with the steps. has_bounds: whether the host must know
+    where a step's rows begin (assembly/drafting.py).
 
     typical: whether drafts are kept by `candidates.typical`, which is lossy, in place of `chain.verify` and
     `rejection.verified`.
@@ -37,8 +37,8 @@ class Drafting(WorkerFeature):
         self.drafted_in: int | None = None  # the last step with drafts
 
     def reads_starts(self, run: StepRun) -> bool:
-        """Whether the step's rows may begin before where it says, which the host must know: it may have been planned
-        before it was known how many drafts of the last steps were right."""
+        """Whether the step's rows may begin earlier than it says, which the host must know: the step may have been
+        planned before it was known how many drafts of the last steps were right."""
         if not self.has_bounds or self.drafted_in is None:
             return False
         return run.step.step_id <= self.drafted_in + run.worker.max_in_flight
@@ -50,7 +50,7 @@ class Drafting(WorkerFeature):
         self.source.move_blocks(transfers)
 
     def part(self, run: StepRun) -> DraftPart | None:
-        """A worker whose steps have no drafts imports nothing of them."""
+        """The part of a step that needs it. A worker whose steps have no drafts imports nothing for them."""
         is_needed = run.batch.drafts or self.reads_starts(run) or self.source.is_needed(run)
         if not is_needed:
             return None

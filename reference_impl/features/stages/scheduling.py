@@ -1,5 +1,5 @@
-"""Steps for an executor that runs stages (pipeline parallelism): one step per stage is in flight, and none has a row
-that needs a token which another samples.
+"""Plans steps for an executor that runs stages (pipeline parallelism): one step per stage is in flight, and none has a
+row that needs a token which another samples.
 
 A request waits until its own token is there, except for the next chunk of its prompt, and no step takes more than its
 share of the requests that decode: otherwise all of them would be in one step, and the other stages idle.
@@ -16,7 +16,7 @@ from reference_impl.interfaces import Request
 
 
 class Staged(SchedulerFeature):
-    """num_stages: of the executor, at least 2."""
+    """Plans for stages. num_stages: the executor's, at least 2."""
 
     def __init__(self, scheduler: Scheduler, num_stages: int):
         self.scheduler, scheduler.num_stages = scheduler, num_stages
@@ -31,10 +31,10 @@ class Staged(SchedulerFeature):
         return found
 
     def _decoding_share(self) -> int:
-        """How many requests may decode in this step.
+        """How many requests may decode in this step, at least one.
 
-        Of R that run, in flight or not, it is R/S, rounded up in some steps and down in others, so that any S steps in
-        a row have room for all R, and no stage idles; but at least one."""
+        With R running requests, in flight or not, and S stages it is R/S, rounded up in some steps and down in others,
+        so that any S steps in a row have room for all R, and no stage idles."""
         s = self.scheduler
         turn, num_running = s.step_id % s.num_stages, len(s.running)
         return max(1, num_running * (turn + 1) // s.num_stages - num_running * turn // s.num_stages)

@@ -14,8 +14,8 @@ TRANSFERRED = 32 << 20  # bytes that are gathered on the device at a time, on th
 
 
 class HostBlocks:
-    """blocks: of the cache, as of `PagedKVCache.blocks`. host: for each of them a tensor in host memory,
-    [num_host_blocks, layers of a group, 2, ...], so that each block is one copy."""
+    """The host's copies of a cache's blocks. blocks: see `PagedKVCache.blocks`. host: for each of them a tensor in host
+    memory, [num_host_blocks, layers of a group, 2, ...], so that each block is one copy."""
 
     def __init__(self, blocks: Sequence[Tensor], num_host_blocks: int):
         self.blocks = blocks

@@ -19,7 +19,7 @@ Tables = list[list[BlockId]]  # one per KV group
 
 
 class SwappingKVManager(KVManager):
-    """host_pool: blocks of host memory for requests that are swapped out."""
+    """A KV manager that swaps. host_pool: blocks of host memory for requests that are swapped out."""
 
     def __init__(self, pool: BlockPool, block_size: int, *, host_pool: BlockPool, **rest: Any):
         super().__init__(pool, block_size, **rest)
@@ -30,8 +30,8 @@ class SwappingKVManager(KVManager):
         self._swap_in: list[BlockPair] = []
 
     def swap_out(self, request: Request) -> bool:
-        """Blocks with computed tokens go to the host; reserved ones are only freed. False, and nothing changed, if they
-        do not fit there.
+        """Moves the request's blocks with computed tokens to the host; reserved ones are only freed. False, and nothing
+        changed, if they do not fit there.
 
         If it had nothing to compute, its last token is computed again when it is back, as `admit` promises.
         """
@@ -52,7 +52,7 @@ class SwappingKVManager(KVManager):
         return True
 
     def to_save(self, request: Request, num_computed: int) -> Tables:
-        """Its blocks with computed tokens."""
+        """The request's blocks with computed tokens, by KV group."""
         used = self.blocks_for(num_computed)
         return [table[:used] for table in request.block_tables]
 
@@ -77,7 +77,7 @@ class SwappingKVManager(KVManager):
         return True
 
     def _stay_on_host(self, request: Request) -> None:
-        """Undoes `_bring_back` in the same step: nothing was moved yet, so its blocks on the device hold nothing."""
+        """Undoes `_bring_back` in the same step: nothing was moved yet, so its blocks on the device are empty."""
         given = {block for table in request.block_tables for block in table}
         self._swap_in = [pair for pair in self._swap_in if pair.dst not in given]
         for table in request.block_tables:
@@ -93,7 +93,7 @@ class SwappingKVManager(KVManager):
             self.host.release(table)
 
     def step_submitted(self, step_id: int) -> None:
-        """Host blocks that a running step reads are not reused before it is collected, either."""
+        """Called when a step was submitted. Host blocks that it reads are not reused before it is collected, either."""
         super().step_submitted(step_id)
         self.host.step_submitted(step_id)
 
@@ -120,7 +120,7 @@ def _num_blocks(tables: Tables) -> int:
 
 
 def _as_many(tables: Tables, blocks: list[BlockId]) -> Tables:
-    """Tables like these, with blocks that are taken off the end of the list."""
+    """Tables of the same shape, with blocks that are taken off the end of the list."""
     return [[NO_BLOCK if block == NO_BLOCK else blocks.pop() for block in table] for table in tables]
 
 

@@ -1,5 +1,5 @@
 """Preemption by swapping: the blocks of a preempted request move to host memory and come back when it is admitted
-again, so that nothing is computed twice (vLLM's first versions, Kwon et al. 2023). Where the host is full, the request
+again, so that nothing is computed twice (vLLM's first versions, Kwon et al. 2023). If the host is full, the request
 computes its tokens again.
 """
 

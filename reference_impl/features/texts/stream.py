@@ -1,5 +1,5 @@
-"""Text from tokens as a request asks for it: with special tokens, with the stop string that ended it, and with stop
-strings that count only behind `min_tokens`. Extends `TextStream`."""
+"""Text from tokens in the form that a request asks for: with special tokens, with the stop string that ended it, and
+with stop strings that count only after `min_tokens`. This extends `TextStream`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from reference_impl.interfaces import SamplingParams
 
 
 class AskedTextStream(TextStream):
-    """last: a stop token that ended the request and is to be part of the text, set before `finish`."""
+    """A `TextStream` with a request's own options. last: a stop token that ended the request and is to be part of the
+    text; set before `finish`."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], sampling: SamplingParams):
         self.skips_special = sampling.skip_special_tokens

@@ -15,7 +15,7 @@ _LOOKED_AT = 1_000  # tokens, for one that others can stand behind
 
 
 class TokenText:
-    """What a token is within a text: SentencePiece's ▁true is " true", word pieces' ##ing "ing"."""
+    """The text of a token within a text: SentencePiece's ▁true is " true", word pieces' ##ing is "ing"."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -26,15 +26,15 @@ class TokenText:
         self._known: dict[int, builtins.bytes] = {}
 
     def bytes(self, token: int) -> builtins.bytes:
-        """Several tokens' bytes, one behind the other, are the bytes of their text."""
+        """The bytes of a token's text. The bytes of several tokens, joined, are those of their text."""
         if token not in self._known:
             self._known[token] = self._bytes(token)
         return self._known[token]
 
     def text(self, token: int) -> str:
-        """A part of a character shows its bytes as OpenAI's do, bytes:\\xNN. So does a token of a byte that another
-        token is the text of, since a text stands for one token; others of one text have the vocabulary's name, or
-        token_id:N where it has none."""
+        """A text that stands for this token only. A part of a character shows its bytes like OpenAI's, bytes:\\xNN, and
+        so does a token of a byte if another token has that text. Of other tokens with the same text, all but the first
+        show the vocabulary's name, or token_id:N where it has none."""
         raw = self.bytes(token)
         try:
             text = raw.decode()
@@ -48,7 +48,7 @@ class TokenText:
         return name if token not in self.special and self._has_earlier(text, token) else text
 
     def readable(self, token: int) -> str:
-        """U+FFFD for bytes that are no character."""
+        """The token's text, with U+FFFD for bytes that are no character."""
         return self.bytes(token).decode("utf-8", "replace")
 
     def _bytes(self, token: int) -> builtins.bytes:
@@ -66,14 +66,15 @@ class TokenText:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _token_before(self) -> tuple[list[int], int]:
-        """A letter or digit, behind which a token is as in a text, and the length of its text; none where none is."""
+        """A token of letters or digits, behind which another token decodes as within a text, and the length of its
+        text; an empty list and 0 if there is none."""
         for token in range(min(_LOOKED_AT, self._tokenizer.get_vocab_size())):
             if token not in self.special and (text := self._decode([token])).isascii() and text.isalnum():
                 return [token], len(text)
         return [], 0
 
     def _others(self, text: str) -> list[int]:
-        """Tokens that may have this text, by the names that vocabularies give them."""
+        """The tokens that may have this text, by the names that vocabularies give them."""
         names = (text, text.replace(" ", "▁"), text.removeprefix(" "), f"##{text}")
         found = [self._tokenizer.token_to_id(name) for name in names]
         return [token for token in dict.fromkeys(found) if token is not None]
@@ -82,7 +83,7 @@ class TokenText:
         return any(other != token and self.bytes(other) == text.encode() for other in self._others(text))
 
     def _has_earlier(self, text: str, token: int) -> bool:
-        """The first of those with one text keeps it."""
+        """Whether an earlier token in `_others` has this text; the first of them keeps it."""
         same = [other for other in self._others(text) if self.bytes(other) == text.encode()]
         return token in same[1:]
 
@@ -91,10 +92,10 @@ token_text = functools.lru_cache(maxsize=4)(TokenText)  # it remembers what toke
 
 
 class TextPlaces:
-    """Where tokens begin in a text, in characters. One that goes on within a character has its place; where another
-    comes instead, what there was of the character is one U+FFFD before it, as `TextStream` writes it.
+    """Where tokens begin in a text, in characters. A token that goes on within a character has that character's place;
+    if another comes instead, what there was of the character is one U+FFFD before it, like in `TextStream`.
 
-    skips_special: special tokens of an answer are not in its text.
+    skips_special: whether special tokens of an answer are left out of its text.
     """
 
     def __init__(self, tokens: TokenText, skips_special: bool = False):
@@ -103,8 +104,8 @@ class TextPlaces:
         self._of_prompt = False  # where it began: its U+FFFD is then no text of the answer
 
     def of_prompt(self, tokens: Sequence[int], text: str = "") -> list[int]:
-        """Of a prompt's tokens in its text, which lacks what tokens have at its beginning: a first token, and the space
-        of SentencePiece's first word. An answer's text comes behind it."""
+        """The places of a prompt's tokens in its text. The text lacks what tokens have at its beginning: a first token,
+        and the space of SentencePiece's first word. An answer's text comes behind it."""
         places = [self._place(token) for token in tokens]
         self._of_prompt = bool(self._part)
         missing = max(0, self._begun + self._of_prompt - len(text))
@@ -112,7 +113,8 @@ class TextPlaces:
         return [max(0, place - missing) for place in places]
 
     def of(self, tokens: Sequence[int], ended: bool = False) -> list[int]:
-        """Of an answer's next ones. ended: no others come, so the last that are no text stand behind all of it."""
+        """The places of an answer's next tokens. ended: no others come, so the last tokens that are not text stand
+        behind all of it."""
         skipped = [self._skips and token in self._tokens.special for token in tokens]
         places = [self._begun if skips else self._place(token) for token, skips in zip(tokens, skipped, strict=True)]
         if ended and self._part and not self._of_prompt:
@@ -133,7 +135,8 @@ class TextPlaces:
 
 
 def _incomplete(raw: bytes) -> bytes:
-    """The end that may yet become a character. A codec's incremental decoder also holds halves of surrogate pairs."""
+    """The end of the bytes that may still become a character. (A codec's incremental decoder would also hold halves of
+    surrogate pairs.)"""
     for length in (3, 2, 1):
         try:
             raw[-length:].decode()

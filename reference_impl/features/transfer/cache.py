@@ -11,20 +11,20 @@ from reference_impl.interfaces import BlockId
 
 
 class CachePages:
-    """As `HoldsPages`."""
+    """A `PagedKVCache` as a cache that `HoldsPages`."""
 
     def __init__(self, cache: PagedKVCache):
         self.cache, self.num_layers = cache, cache.specs[0].num_layers
 
     def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
-        """Of each block all that it holds of a layer. Waits for the device."""
+        """The bytes of each block's part of a layer. Waits for the device."""
         ids, place = block_ids(blocks, self.cache.data.device), self.cache.place[layer]
         found = (of_blocks[:, place].index_select(0, ids).cpu() for of_blocks in self.cache.blocks)
         parts = [part.contiguous().view(torch.uint8) for part in found]
         return [b"".join(part[i].numpy().tobytes() for part in parts) for i in range(len(blocks))]
 
     def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
-        """ValueError if the content is not as long as a block's part of a layer."""
+        """Writes a block's part of a layer. ValueError if the content has another length."""
         parts = [of_blocks[block, self.cache.place[layer]] for of_blocks in self.cache.blocks]
         if len(content) != (expected := sum(part.nbytes for part in parts)):
             raise ValueError(

@@ -1,5 +1,5 @@
-"""Pages on their way to and from a store (`PageStore`): the engine begins steps without rows for transfers alone, and
-tells the KV manager what the worker reports of them."""
+"""Moves pages to and from a store (`PageStore`): the engine begins steps without rows for transfers alone, and tells
+the KV manager what the worker reports of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from reference_impl.interfaces import FetchesPages, Reply
 
 
 class MovesPages(EngineFeature):
-    """pages: the engine's KV manager."""
+    """Begins and follows transfers of pages. pages: the engine's KV manager."""
 
     def __init__(self, engine: Engine, pages: FetchesPages):
         self.engine, self.pages = engine, pages
 
     def has_work(self) -> bool:
-        """Where transfers are to begin; those that have begun end with later steps, or in `close`."""
+        """Whether transfers are to begin or be cancelled; those that have begun end with later steps or in `close`."""
         return self.pages.num_unsent > 0
 
     def begin(self, now: float) -> None:
@@ -33,12 +33,12 @@ class MovesPages(EngineFeature):
         return reply, None
 
     def save(self) -> None:
-        """Steps until all pages are saved, up to the store's timeout."""
+        """Runs steps until all pages are saved, up to the store's timeout."""
         while self.engine.lost is None and self.pages.num_transfers:
             self.engine.step()
 
     def close(self) -> None:
-        """With no unfinished requests, waits for pages that are being saved."""
+        """Waits for pages that are being saved, unless there are unfinished requests."""
         try:
             if not self.engine.requests:
                 self.save()

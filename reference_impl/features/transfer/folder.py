@@ -17,10 +17,10 @@ _LONGEST_SAVE = 600  # seconds; no page takes as long to write
 class FolderStore:
     """One file for each page, named by its key in hexadecimal. Use a folder of its own for each checkpoint.
 
-    max_bytes: of all pages together; beyond it those that were saved or loaded least recently are deleted. Several
-    processes may use one folder: a page is a whole file or none, and one that another process deletes meanwhile is a
-    load that fails. timeout: see `PageStore`. ValueError for a limit that is no integer above 0, OSError if the folder
-    cannot be made.
+    max_bytes: the limit for all pages together; beyond it those saved or loaded least recently are deleted. Several
+    processes may use one folder: a page is a whole file or none, and loading a page that another process deletes
+    meanwhile fails. timeout: see `PageStore`. ValueError for a limit that is not an integer above 0, OSError if the
+    folder cannot be made.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = 1 << 30, timeout: float = 5.0):
@@ -31,7 +31,7 @@ class FolderStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="page-store")  # one: files are written in order
 
     def __reduce__(self) -> tuple[type[FolderStore], tuple[Path, int, float]]:
-        """Pickled, it is another store over the same folder: so a worker in another process can have one."""
+        """Pickles it as another store over the same folder, so that a worker in another process can have one."""
         return FolderStore, (self.folder, self.max_bytes, self.timeout)
 
     def num_stored(self, keys: Sequence[bytes]) -> int:

@@ -1,9 +1,9 @@
-"""Loads and saves of a worker: between the blocks of its cache and a page store's bytes.
+"""A worker's loads and saves, between the blocks of its cache and a page store's bytes.
 
 Only the worker touches the cache, and only at the beginning of a step. So a load that was cancelled can be late without
 harm, and pages are written and read between two steps, never during one. A page's bytes are those of its layers, one
-after the other, and behind each layer's stands the CRC-32 of key, layer and bytes: what comes back damaged, or in place
-of another page or layer, is an error of that transfer.
+after the other, each followed by the CRC-32 of key, layer and bytes: a layer that comes back damaged, or in place of
+another, is an error of that transfer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHECKSUM_BYTES = 4
 
 @dataclass
 class _Running:
-    """under_way: (future, layers that it moves) of what the store has not finished."""
+    """A transfer that has begun. under_way: (future, layers that it moves) for what the store has not finished."""
 
     transfer: PageTransfer
     is_load: bool
@@ -42,7 +42,8 @@ class _Running:
 
 
 class Pages:
-    """store: contents by key. cache: the worker's. TypeError if its blocks cannot be had as bytes."""
+    """The transfers of a worker. store: holds contents by key. cache: the worker's. TypeError if the cache cannot give
+    its blocks as bytes."""
 
     def __init__(self, store: PageStore | LayeredPageStore, cache: KVCache):
         held: object = CachePages(cache) if isinstance(cache, PagedKVCache) else cache
@@ -56,7 +57,7 @@ class Pages:
         by_layer = isinstance(store, LayeredPageStore)
         self._moves = [layers[at : at + 1] for at in layers] if by_layer else [layers]
         self._running: dict[int, _Running] = {}  # by transfer id
-        self._ended: list[TransferEnd] = []  # not reported yet, as the next
+        self._ended: list[TransferEnd] = []  # not reported yet, like the next
         self._moved: dict[int, int] = {}  # {transfer: layers}
 
     def begin(self, transfers: Transfers) -> None:
@@ -73,7 +74,7 @@ class Pages:
                 self._ended.append(TransferEnd(number, "it was cancelled"))
 
     def _start(self, running: _Running) -> None:
-        """A store that raises counts as one that fails."""
+        """Begins a transfer. An error that the store raises ends this transfer and nothing else."""
         pages = running.transfer.pages
         for layers in self._moves:
             content = None if running.is_load else self._read(pages, layers)
@@ -86,7 +87,7 @@ class Pages:
         self._running[running.transfer.id] = running
 
     def _asked(self, pages: Sequence[Page], content: Mapping[bytes, bytes] | None, layers: range) -> Future[Any]:
-        """content: of a save."""
+        """Asks the store for a load or, with content, a save; returns its future. TypeError if it gives none."""
         what = [page.key for page in pages] if content is None else content
         method = "load" if content is None else "save"
         if isinstance(self.store, LayeredPageStore):
@@ -110,7 +111,7 @@ class Pages:
         }
 
     def _end(self, running: _Running, error: str | None) -> None:
-        """What is still under way is dropped when it comes."""
+        """Ends a transfer. What is still under way is cancelled."""
         for future, _ in running.under_way:
             future.cancel()
         number = running.transfer.id
@@ -119,7 +120,7 @@ class Pages:
         self._ended.append(TransferEnd(number, error))
 
     def take_in(self, seconds: float) -> None:
-        """Writes what has come into the cache. If nothing has moved, waits at most this long."""
+        """Writes what has come into the cache. If nothing has moved, it first waits at most so many seconds."""
         under_way = [future for running in self._running.values() for future, _ in running.under_way]
         if under_way and not self._ended and not self._moved and seconds:
             wait(under_way, seconds, FIRST_COMPLETED)
@@ -140,7 +141,7 @@ class Pages:
             self._end(running, None)
 
     def _error_of(self, running: _Running, future: Future[Any], layers: range) -> str | None:
-        """None: it went well, and loaded layers are in the cache."""
+        """Why moving these layers failed; None: it went well, and loaded layers are in the cache."""
         try:
             error = future.exception()  # any of the store's: an exit of its thread does not end ours
             if error is None and running.is_load:
@@ -157,12 +158,12 @@ class Pages:
                 self.cache.write_page(page.block, layer, opened(page.key, layer, piece))
 
     def take_ended(self) -> tuple[TransferEnd, ...]:
-        """Since the last call."""
+        """The transfers that ended since the last call."""
         ended, self._ended = self._ended, []
         return tuple(ended)
 
     def take_moved(self) -> dict[int, int]:
-        """{transfer: layers that have moved since the last call}, of those that have not ended."""
+        """The transfers that have not ended: {transfer: number of layers that have moved since the last call}."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -172,7 +173,7 @@ def sealed(key: bytes, layer: int, content: bytes) -> bytes:
 
 
 def opened(key: bytes, layer: int, sealed_content: bytes | memoryview) -> memoryview:
-    """ValueError if it is not what `sealed` gave for this key and layer."""
+    """The content without its checksum. ValueError if it is not what `sealed` gave for this key and layer."""
     view = memoryview(sealed_content)
     content, checksum = view[:-_CHECKSUM_BYTES], view[-_CHECKSUM_BYTES:]
     if _checksum(key, layer, content) != checksum:
@@ -188,7 +189,8 @@ def _checksum(key: bytes, layer: int, content: bytes | memoryview) -> bytes:
 
 
 def _pieces(content: bytes, num: int) -> Iterator[memoryview]:
-    """Of equal length: all layers of a page are alike."""
+    """The content in `num` pieces of equal length, since all layers of a page are alike. ValueError if it cannot be cut
+    so."""
     view = memoryview(content)
     if len(view) % num:
         raise ValueError(f"expected a page of {num} layers of equal length, got {len(view)} bytes: it is damaged")

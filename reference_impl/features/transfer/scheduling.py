@@ -12,7 +12,7 @@ from reference_impl.interfaces import FetchesPages, Request, RequestState
 
 
 class LoadsPages(SchedulerFeature):
-    """TypeError unless the scheduler's KV manager `FetchesPages`."""
+    """Sets requests aside while their pages load. TypeError unless the scheduler's KV manager `FetchesPages`."""
 
     def __init__(self, scheduler: Scheduler):
         kv = scheduler.kv

@@ -41,13 +41,13 @@ from reference_impl.interfaces import (
 
 
 def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:
-    """One of 32 bytes for each full block: SHA-256 over `key`, all tokens before the block, and its own."""
+    """The key of each full block, 32 bytes: SHA-256 over `key`, all tokens before the block, and its own."""
     return list(HashIndex(block_size).digests(tokens, key))
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """Started, or to start with the next step, and not ended."""
+    """A transfer that was started, or starts with the next step, and has not ended."""
 
     blocks: list[BlockId]  # each of them held
     moved_at: float | None = None  # seconds on the engine's clock; None: since the last `expire`, which sets it
@@ -63,10 +63,8 @@ class _Load(_Transfer):
 
 
 class FetchingKVManager(KVManager):
-    """root: what makes keys of this model and this format of the cache differ from others in the same store.
-
-    Only with a prefix index.
-    """
+    """A KV manager with a page store behind its prefix index. root: makes keys of this model and this format of the
+    cache differ from others in the same store."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, *, index: PrefixIndex, store: PageStore | LayeredPageStore, root: bytes,
@@ -84,7 +82,7 @@ class FetchingKVManager(KVManager):
 
     @property
     def num_releasing(self) -> int:
-        """Blocks of cancelled transfers are among those to wait for."""
+        """The number of blocks to wait for, those of cancelled transfers among them."""
         return super().num_releasing + self.num_coming
 
     @property
@@ -130,8 +128,8 @@ class FetchingKVManager(KVManager):
         return next((load for load in loads if key in load.keys), None)
 
     def _num_stored(self, keys: Sequence[bytes]) -> int:
-        """0, with a warning, if the store fails or its answer is none: this is asked in the middle of planning and
-        booking steps, which must go on."""
+        """How many of the first keys the store has. 0, with a warning, if it fails or its answer is not a possible
+        number: it is asked while steps are planned and updated, which must go on."""
         most = len(keys)
         try:
             num = self.store.num_stored(tuple(keys))
@@ -145,7 +143,7 @@ class FetchingKVManager(KVManager):
         return 0
 
     def _would_hold(self, cached: Sequence[BlockId]) -> int:
-        """Of these, how many count as available now, and would not any more."""
+        """How many of these blocks count as available now and would not once they are held."""
         return sum(self.pool.ref_count(block) == 1 for block in cached)
 
     def _begin(self, transfer: _Transfer, pages: Iterable[tuple[bytes, BlockId]]) -> PageTransfer:
@@ -160,7 +158,7 @@ class FetchingKVManager(KVManager):
 
     @property
     def num_coming(self) -> int:
-        """Blocks of transfers that were cancelled, and have not ended."""
+        """The number of blocks of transfers that were cancelled and have not ended."""
         return sum(len(t.blocks) for t in self._transfers.values() if t.is_cancelled)
 
     def is_fetching(self, request: Request) -> bool:
@@ -174,7 +172,7 @@ class FetchingKVManager(KVManager):
                 self._cancel(number, transfer)
 
     def _cancel(self, number: int, transfer: _Transfer) -> None:
-        """Its blocks are free when the reply comes that it ended; the requests go on now."""
+        """Cancels a transfer. Its blocks are free when a reply says that it ended; its requests go on now."""
         if isinstance(transfer, _Load):
             transfer.waiting.clear()
         if not transfer.is_cancelled:

@@ -10,7 +10,7 @@ from reference_impl.interfaces import KVCache, LayeredPageStore, PageStore, Repl
 
 
 class PageMoves(WorkerFeature):
-    """store: for the loads and saves of a step's transfers."""
+    """Moves pages for a step's transfers. store: for their loads and saves."""
 
     def __init__(self, store: PageStore | LayeredPageStore, kv_cache: KVCache):
         self.pages = Pages(store, kv_cache)

@@ -1,1 +1,1 @@
-"""What goes into each linear layer, shown to an observer while the engine runs."""
+"""Shows the input of each linear layer to an observer while the engine runs."""

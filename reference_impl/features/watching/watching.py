@@ -1,10 +1,10 @@
-"""What goes into each linear layer while the engine runs: what calibration (GPTQ, AWQ, SmoothQuant) looks at.
+"""Shows the input of each linear layer while the engine runs, which calibration (GPTQ, AWQ, SmoothQuant) looks at.
 
     with watching(engine.model, lambda name, x: largest.update(name, x.abs().amax(0))):
         llm.generate(prompts)
 
-It costs nothing when it is off: torch's hooks show the input of a `Linear`, and of experts that are stacked the product
-is wrapped.
+It costs nothing when it is off: torch's hooks show the input of a `Linear`, and for stacked experts the product is
+wrapped.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Observer = Callable[[str, Tensor], None]  # the linear layer's name (see `Linear
 
 @contextmanager
 def watching(model: Decoder, observer: Observer) -> Iterator[None]:
-    """Inside, the observer is called before each product of a linear layer, by the thread that computes. An expert
-    shows the tokens that were sent to it, and nothing where it has none.
+    """Calls the observer, inside the block, before each product of a linear layer, in the thread that computes. An
+    expert shows the tokens that were sent to it, and nothing if it has none.
 
     Each product runs by itself, none in one launch with its neighbours, and steps are launched, not replayed as CUDA
     graphs: so nothing is hidden, steps are slower, and with Triton's kernels logits may differ in their last bits.
-    After it all is as it was.
+    After the block all is as it was.
 
-    x is the engine's own: to be read inside the call, never written to. Not shown are the lm_head, which is no
-    `Linear`, and tokens that come from the prefix cache, which are not computed (prefix_cache="off" computes all).
-    Nested, each observer is called; the inner one has to end first. To be used in the process that has the model,
-    around an engine that was made before: making one may run the model on made-up tokens, to measure memory.
+    x is the engine's own: read it inside the call, and never write to it. The lm_head, which is no `Linear`, is not
+    shown, nor are tokens from the prefix cache, which are not computed (prefix_cache="off" computes all). When nested,
+    each observer is called; the inner one has to end first. Use it in the process that has the model, around an engine
+    that was made before: making one may run the model on made-up tokens, to measure memory.
     """
     with ExitStack() as stack:
         if isinstance(model, FusedDecoder):
@@ -63,7 +63,7 @@ def _hook(observer: Observer) -> Callable[[nn.Module, tuple[Tensor]], None]:
 
 
 def _shown(experts: StackedExperts, observer: Observer) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The product of stacked experts, which shows each expert's rows first. The host waits for where they end."""
+    """A product of stacked experts that shows each expert's rows first. The host waits for where they end."""
     grouped_gemm = experts.grouped_gemm
 
     def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Layers that keep the same positions form a KV group; all groups of a model have as many layers.
+"""Layers that keep the same positions form a KV group; all groups of a model have the same number of layers.
 
-A full layer keeps everything, a layer with a sliding window only what its window still shows. With a
-pool for each, the split of memory between them would have to be guessed. With groups of equal size a block fits any of
-them, and one pool serves all (as in vLLM's hybrid KV cache manager).
+A full layer keeps everything, a layer with a sliding window only what its window still shows. With a pool for each, the
+split of memory between them would have to be guessed. With groups of equal size a block fits any of them, and one pool
+serves all (as in vLLM's hybrid KV cache manager).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def kv_specs(
     bits_per_value: int,
     **widths: Any,
 ) -> tuple[KVSpec, ...]:
-    """One spec per group. layer_windows: per layer its window, or None where it sees everything before it. widths:
-    further fields of `KVSpec`."""
+    """The specs of a model's KV groups. layer_windows: the window of each layer, or None where it sees everything
+    before it. widths: further fields of `KVSpec`."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(layer_windows):
         kinds.setdefault(window, []).append(layer)
@@ -39,7 +39,7 @@ def kv_specs(
 
 
 def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:
-    """Tokens that a single request can have in the cache. max_chunk: the most tokens computed in one step."""
+    """The most tokens that a single request can have in the cache. max_chunk: the most tokens computed in one step."""
 
     def needed(tokens: int) -> int:
         whole = -(-tokens // block_size)

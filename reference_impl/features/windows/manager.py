@@ -17,8 +17,8 @@ from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPool, PrefixIndex,
 
 
 class WindowedKVManager(KVManager):
-    """windows: per KV group its sliding window, or None. There can be no prefix index: blocks that a later prompt would
-    need are given up."""
+    """A KV manager with sliding windows. windows: that of each KV group, or None. ValueError for a prefix index: blocks
+    that a later prompt would need are given up."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, *, windows: Sequence[int | None], index: PrefixIndex | None = None,
@@ -32,18 +32,18 @@ class WindowedKVManager(KVManager):
         self.windows = tuple(windows)
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Blocks behind the request's windows are freed, also where there is no room."""
+        """Makes room for the request's next num_tokens. Blocks before its windows are freed, even if that fails."""
         self.let_go(request, surely_computed(request))
         return super().reserve(request, num_tokens)
 
     def let_go(self, request: Request, num_computed: int) -> None:
-        """Frees the blocks that no query at position num_computed or behind sees."""
+        """Frees the blocks that no query at position num_computed or later sees."""
         for table, window in zip(request.block_tables, self.windows, strict=True):
             if window is not None:
                 self._let_go(table, num_computed - window + 1)
 
     def _let_go(self, table: list[BlockId], first_seen: int) -> None:
-        """Those that lie wholly before position first_seen."""
+        """Frees a table's blocks that lie wholly before position first_seen."""
         block = min(first_seen // self.block_size, len(table)) - 1
         while block >= 0 and table[block] != NO_BLOCK:
             self.references.release([table[block]])
