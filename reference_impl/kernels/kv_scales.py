@@ -1,4 +1,4 @@
-"""Which scales a cache has, as the kernels that write and read it ask for them."""
+"""Which scales a cache has, for the kernels that write and read it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ For split s, m_s is the largest score, t_s the sum of 2^(score - m_s), and a_s t
 whole is sum_s 2^(m_s - m) a_s / sum_s 2^(m_s - m) t_s, with m the largest m_s: no power overflows.
 With a cache of 8 or 4 bits, a weight is multiplied by its value's scale before it is rounded for the matrix unit. In
 float16 small products would be lost: there m_s is the largest score + log2(scale), so that the largest of them is 1.
-In 4 bits a number is code x scale + lowest, and lowest numbers are added behind the products: lowest x sum q to the
+In 4 bits a number is code x scale + lowest, and lowest numbers are added after the products: lowest x sum q to the
 scores, and sum weight x lowest to all of a head's sums.
 
 Where splits begin follows from the row's own context, so a row's result does not depend on its neighbours. Which

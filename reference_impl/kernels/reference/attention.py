@@ -33,9 +33,9 @@ def context_slots(block_table: Tensor, seq_len: int, block_size: int) -> Tensor:
 
 
 def causal_mask(query_len: int, seq_len: int, device: torch.device, window: int | None = None) -> Tensor:
-    """[query_len, seq_len] bool, true where a query may look: at position p it sees p - window + 1 ... p.
+    """The mask [query_len, seq_len], bool, true where a query may look: at position p it sees p - window + 1 ... p.
 
-    Aligned bottom-right: the last query sees the last key. `is_causal=True` of scaled_dot_product_attention
+    It is aligned bottom-right: the last query sees the last key. `is_causal=True` of scaled_dot_product_attention
     aligns top-left, which is wrong as soon as the cache already holds tokens.
     """
     query = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]

@@ -167,5 +167,5 @@ def gemm_fp4(x: Tensor, packed: Tensor, scales: Tensor, tensor_scale: Tensor | N
 
 
 def _per_input(groups: Tensor, x: Tensor) -> Tensor:
-    """[groups, out] -> [out, in] in the dtype of x."""
+    """Scales of groups for each input: [groups, out] -> [out, in] in the dtype of x."""
     return groups.to(x.dtype).T.repeat_interleave(x.shape[1] // len(groups), 1)

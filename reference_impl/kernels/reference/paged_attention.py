@@ -103,8 +103,8 @@ def merge_splits(means: Tensor, lse: Tensor) -> Tensor:
 
 
 def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Tensor:
-    """[len(ancestors), seq_len] bool, true where a token of a tree may look: the context, and those of its row's own
-    tokens whose bit is set in its mask. At position p it sees p - window + 1 ... p."""
+    """The mask [len(ancestors), seq_len], bool, true where a token of a tree may look: the context, and those of its
+    row's own tokens whose bit is set in its mask. At position p it sees p - window + 1 ... p."""
     num_own = len(ancestors)
     order = torch.arange(num_own, device=ancestors.device)
     sees = ((ancestors[:, None] >> order) & 1).bool()  # [own tokens, own tokens]
