@@ -177,7 +177,7 @@ def smoothing_scale(activation_reach: float, weight_reach: float, alpha: float =
 
 
 def rotated_outlier(size: float, channels: int) -> float:
-    """What one channel's outlier becomes in each channel behind a Hadamard matrix, whose entries are +-1 / sqrt(n)."""
+    """What one channel's outlier becomes in each channel after a Hadamard matrix, whose entries are +-1 / sqrt(n)."""
     return float(size / math.sqrt(channels))
 
 

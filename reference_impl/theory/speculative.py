@@ -79,12 +79,12 @@ def verify_seconds(where: Deployment, batch: int, context: int, num_drafts: int)
 
 
 def verify_cost(where: Deployment, batch: int, context: int, num_drafts: int) -> float:
-    """v(k): `verify_seconds` with drafts over without."""
+    """The cost v(k): `verify_seconds` with drafts over without."""
     return verify_seconds(where, batch, context, num_drafts) / verify_seconds(where, batch, context, 0)
 
 
 def draft_cost(where: Deployment, draft: Deployment, batch: int, context: int) -> float:
-    """c: a decode step of the draft over one of the target, for the same requests."""
+    """The cost c: a decode step of the draft over one of the target, for the same requests."""
     return verify_seconds(draft, batch, context, 0) / verify_seconds(where, batch, context, 0)
 
 
