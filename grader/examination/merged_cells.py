@@ -49,8 +49,8 @@ def _without(source: str, texts: list[str]) -> str:
 
 
 def last_of(cells: list[FileCell], owners: list[str | None], lab: Lab) -> dict[str, int]:
-    """Which of several cells counts: the last one, as when a notebook is run, but no untouched stub beside a written
-    one, as a copy of the stub or the empty end of a cell that was split.
+    """Which of several cells counts: the last one, as when a notebook is run. An untouched stub beside a written cell
+    does not count: it is a copy of the stub, or the empty end of a cell that was split.
     """
     to_write = {cell.grade_id: cell for cell in lab.of_kind("solution")}
     last: dict[str, int] = {}

@@ -15,7 +15,7 @@ SOON_SECONDS = 60.0
 
 
 def other_processes(launcher: Launcher) -> Row:
-    """It sees and can signal only what it started; two submissions at a time do not meet."""
+    """A learner's process sees and can signal only what it started; two submissions at a time do not meet."""
     source = """
         import os
         def look():

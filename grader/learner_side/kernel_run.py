@@ -135,7 +135,7 @@ class _Watch:
 def _watching(watch: _Watch) -> Iterator[None]:
     """Makes the interpreter reject what goes wrong on a GPU, and count.
 
-    By itself it reads and writes behind the end of a tensor, which gives wrong numbers or ends the process; what a load
+    By itself it reads and writes beyond the end of a tensor, which gives wrong numbers or ends the process; what a load
     without `other` leaves out is 0; and tiles may have any size.
     """
     from unittest import mock

@@ -252,7 +252,7 @@ def mutants(cell: Cell) -> list[Mutant]:
     """All mutants of a solution cell, in the order of its nodes. Raises SyntaxError for a cell that is no Python.
 
     Left out are those that do not compile, or to the bytecode of the cell or of an earlier mutant, and those of an
-    error's words: nobody promises them.
+    error's words, which are no part of a contract.
     """
     source, found = _Source(cell.source), list[Mutant]()
     inside, seen = _solution_lines(cell.source), {_bytecode(cell.source)}

@@ -138,5 +138,5 @@ def counted(count: int, noun: str) -> str:
 
 
 def close(given: float, right: float, tolerance: float) -> bool:
-    """Within `tolerance` of the right number, relative to it; a rounding error is always forgiven."""
+    """Whether it is within `tolerance` of the right number, relative to it; a rounding error is always forgiven."""
     return abs(given - right) <= max(tolerance, 1e-9) * abs(right)

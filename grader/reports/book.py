@@ -27,9 +27,9 @@ class Row:
 
 @dataclass
 class Book:
-    """maxima: the points of each released lab; rows: students, sorted by id; problems: labs that cannot be read, a line
-    each, whose columns are empty; damaged: results and earlier attempts that cannot be read; stale: points by hand from
-    before the last grading, which count, a line each.
+    """A gradebook. maxima: the points of each released lab; rows: students, sorted by id; problems: labs that cannot be
+    read, a line each, whose columns are empty; damaged: results and earlier attempts that cannot be read; stale: points
+    by hand from before the last grading, which count, a line each.
     """
 
     maxima: dict[str, float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def book(root: Path, best: bool = False) -> Book:
 
 
 def book_csv(made: Book) -> str:
-    """The same as CSV; the first row after the head holds what there is to earn."""
+    """The gradebook as CSV; the first row after the head holds what there is to earn."""
     head = ["student", "name", *made.maxima, "total"]
     most = ["", "points possible", *map(number, made.maxima.values()), number(sum(made.maxima.values()))]
     people = [[row.student, row.name, *map(number, row.points.values()), number(row.total)] for row in made.rows]

@@ -1,7 +1,7 @@
 """The class at a glance, as local web pages: who has which points in which lab, and the way to the details.
 
-The pages change no grade: they only bring late penalties up to date, as a report does. They answer this machine, to who
-has the address with its token; they hold no script, load nothing, and escape whatever a student wrote.
+The pages change no grade: they only bring late penalties up to date, as a report does. They answer only this machine,
+and only requests with the token of the address; they hold no script, load nothing, and escape whatever a student wrote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEPS = (0.9, 0.7, 0.5)  # shares of the points from which a cell has another co
 
 
 def class_app(root: Path, token: str) -> FastAPI:
-    """The pages of the course at `root`. Who asks must know `token`, once in the address, then as a cookie."""
+    """The pages of the course at `root`. A request must have `token`, once in the address, then as a cookie."""
     app = FastAPI(openapi_url=None)
     one_at_a_time = threading.Lock()  # the gradebook is one file
 
@@ -149,7 +149,7 @@ def serve(root: Path, port: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(("127.0.0.1", port))
-        sock.listen()  # who comes before the server is ready waits
+        sock.listen()  # clients that come before the server is ready wait
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"port {port} of this machine is taken; another: --port 0") from None

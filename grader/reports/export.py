@@ -40,7 +40,7 @@ _WORDS = 10  # characters of a pseudonym: 50 bits, so that no two students of a 
 def anonymised(
     root: Path, people: Sequence[Score], graded: Mapping[str, Result]
 ) -> tuple[list[Score], dict[str, Result]]:
-    """The same scores and results under pseudonyms, without names, times of day, or text that a student or an
+    """The scores and results under pseudonyms, without names, times of day, or text that a student or an
     instructor wrote. A student has the same pseudonym in every lab of the course, and another one in another course.
     """
     names = {person.student: pseudonym(root, person.student) for person in people}

@@ -4,8 +4,8 @@ After winnowing (Schleimer, Wilkerson, Aiken: "Winnowing: local algorithms for d
 over the syntax tree in place of the text: a definition becomes a sequence of node types, operators, constants and names
 of what the learner did not name; own names, comments, docstrings, annotations and layout are gone. Hashes of every
 GRAM tokens in a row, the smallest of each WINDOW, are its fingerprints. Definitions are taken one by one, so their
-order does not matter. What the released lab itself contains is subtracted, and from who resembles a known solution that
-solution, before students are compared with each other: a common ancestor is no copy of each other.
+order does not matter. What the released lab itself contains is subtracted. If a submission resembles a known solution,
+that solution is subtracted too before students are compared: a common ancestor does not make them copies of each other.
 
 Similarity is a reason to look at two submissions, never a proof: a short function has few ways to be written.
 """

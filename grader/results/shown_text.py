@@ -33,7 +33,7 @@ def shown(text: str, max_characters: int = MAX_CHARACTERS, max_lines: int = MAX_
 
 
 def shown_line(text: str, max_characters: int = 300) -> str:
-    """The same on one line."""
+    """The text of `shown` on one line."""
     return " ".join(shown(text, max_characters).split())
 
 

@@ -87,7 +87,7 @@ class ChapterProgress:
 
 @dataclass
 class Progress:
-    """problems: what could not be read, one sentence each; what is left is still right."""
+    """What a learner has done. problems: what could not be read, one sentence each; what is left is still right."""
 
     home: Path
     has_workspace: bool

@@ -49,7 +49,7 @@ def show_result(console: Console, result: Result, lab: str, in_notebook: bool = 
 
 
 def notebook_view(result: Result, lab: str, steps: Mapping[str, list[Step]]) -> Shown:
-    """The same for a notebook. steps: each check's hints."""
+    """The result as a view for a notebook. steps: each check's hints."""
     console = Console(width=100, no_color=True, force_jupyter=False, file=io.StringIO())
     show_result(console, result, lab, in_notebook=True)
     failed, lines = _parts(result)

@@ -144,7 +144,7 @@ def _none(files: Sequence[tuple[str, Entry]], lab: Lab, inside: str) -> Choice:
 
 
 def with_cells_of(files: Sequence[tuple[str, Entry]], lab: Lab) -> list[tuple[str, Entry]]:
-    """Those of the first files that hold cells of the lab; no more are opened than a single large one takes to read."""
+    """The first files that hold cells of the lab; no more are opened than a single large one takes to read."""
     known = {cell.grade_id for cell in lab.cells}
     found, size = [], 0
     for name, entry in files[:MAX_OPENED]:

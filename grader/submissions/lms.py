@@ -183,7 +183,7 @@ def _detect(entries: list[Entry], lab: str) -> str:
 
 
 def _fits(form: str, entries: list[Entry], lab: str) -> set[int]:
-    """Which entries have a name of this form, by their place."""
+    """The places of the entries that have a name of this form."""
     reader = _reader(form, entries, None)
     return {n for n, entry in enumerate(entries) if reader(entry)}
 

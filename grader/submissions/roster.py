@@ -79,7 +79,7 @@ class Roster:
         """The one student who has one of these ids, tried in order; None where an id fits several.
 
         A name, which people choose themselves, is no student's whose number in the same LMS is another one. A student
-        ID beside the e-mail address of somebody else is nobody's: which of the two is right, a person has to say.
+        ID beside the e-mail address of somebody else is nobody's: a person has to say which of the two is right.
         """
         ids = list(ids)
         numbers: list[tuple[str, str]] = []
