@@ -1,7 +1,7 @@
 """The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
 scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py), and what
 `batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py), and
-the same model beside llama.cpp, for who has it (cpu_llama.py).
+the same model beside llama.cpp, where that is installed (cpu_llama.py).
 
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
@@ -56,7 +56,7 @@ def ragged_outputs(count: int) -> list[int]:
 
 
 def _cases(llm: LLM, most: int) -> dict[str, tuple[list[list[int]], list[int]]]:
-    """By case, the prompts and how many new tokens each gets; cases of up to `most` requests."""
+    """The prompts of each case and how many new tokens each gets; cases of up to `most` requests."""
     cases = {"one stream": ([llm.encode(PROMPTS[1])], [NEW_TOKENS])}
     prompts = ragged_prompts(llm, 16)
     cases["16 ragged prompts, equal outputs"] = prompts, [NEW_TOKENS] * 16

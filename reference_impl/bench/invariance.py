@@ -18,7 +18,7 @@ CASES = {"one stream": (1, 8, 64), "16 requests": (16, 8, 32), "a prompt of 512 
 
 
 def run(model: Decoder, rounds: int) -> dict[str, Any]:
-    """By case: tokens computed per second of both, and how many times as long it takes, round by round."""
+    """Measures each case: tokens computed per second of both, and how many times as long it takes, round by round."""
     rng, found = random.Random(1), {}
     for name, (requests, prompt, answer) in CASES.items():
         prompts = [[rng.randrange(10, model.config.vocab_size) for _ in range(prompt)] for _ in range(requests)]

@@ -103,7 +103,7 @@ def answer(calls: dict[str, Any], line: str) -> dict[str, Any]:
     try:
         asked = json.loads(line)
         return {"result": calls[asked.pop("do")](**asked)}
-    except Exception as error:  # said to who asked, and the next request is answered
+    except Exception as error:  # the caller is told, and the next request is answered
         return {"error": f"{type(error).__name__}: {error}"}
 
 
