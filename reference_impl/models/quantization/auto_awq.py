@@ -64,7 +64,7 @@ class Awq:
 
 
 def unpack_interleaved(words: Tensor) -> Tensor:
-    """[rows, n] int32 -> [rows, 8 n] int32, the outputs in their own order."""
+    """The codes of words [rows, n] int32, with the outputs in their own order: [rows, 8 n] int32."""
     places = [ORDER.index(output) for output in range(8)]
     return unpack_words(words, 4, 8 * words.shape[1]).unflatten(1, (-1, 8))[..., places].flatten(1)
 

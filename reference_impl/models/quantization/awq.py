@@ -8,7 +8,7 @@ tried first, so that the best of all is never worse than it.
 
 The error of a matrix that ends a block, attention or MLP, is that of its own output over the calibration rows,
 sum |x (W - Q(W s) / s)^T|^2, from their Gram matrix alone. That of a matrix that begins one is the error of the block's
-output, as in the authors' code: how much an error of a query counts, or of a gate, only shows behind it
+output, as in the authors' code: how much an error of a query counts, or of a gate, only shows after it
 (`one_layer.py`).
 """
 

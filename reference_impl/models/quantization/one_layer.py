@@ -28,7 +28,7 @@ from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, en
 from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
 
 _HEAD_ROWS = 4096  # that are rounded at once
-SMOOTHED = ("qkv_proj", "gate_up_proj")  # what stands behind a norm
+SMOOTHED = ("qkv_proj", "gate_up_proj")  # what comes after a norm
 
 
 @dataclass

@@ -2,7 +2,7 @@
 half: nothing is computed while the model runs that was not before).
 
 RMSNorm without a weight commutes with an orthogonal Q: norm(x Q) = norm(x) Q. So the norms' weights go into what is
-behind them first; then all that writes to the stream (embedding, o, down) is multiplied by Q, and all that reads it
+after them first; then all that writes to the stream (embedding, o, down) is multiplied by Q, and all that reads it
 (qkv, gate and up, the head) by Q^T. Values and the matrix that reads their mean are rotated within each head.
 """
 
