@@ -31,7 +31,7 @@ def sample_tokens(
     logits), top_p (1: off) and min_p (0: off) float32, top_k integers (0: off). seed int64: the 64 bits, those of 2^63
     and above as negative numbers; sample_index and position integers, of which 32 bits count, for `philox`.
 
-    Of equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
+    Among equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
     -inf, all tokens are equally likely.
 
     noise: every token has a number of its own, as `features/gumbel/sampler.py` explains. Of the tokens that are left,
