@@ -81,11 +81,11 @@ def weight_bytes(shape: ModelShape, bits: Number = 16, embedding_bits: Number | 
 def read_bytes(shape: ModelShape, bits: Number = 16, embedding_bits: Number | None = None) -> Number:
     """Bytes of weights that no pass can do without, from device memory; a part of `weight_bytes`.
 
-    Every matrix once, the output projection among them. Of the input embedding a pass looks up one row per token, some
-    kilobytes that are left out; tied, it is the output projection and is read whole. A mixture of experts reads at
-    least what one token uses: tight for one token, far too little for a large batch. Weights that a cache on the chip
-    keeps from one pass to the next are not excluded: at most its size, 50 MB of an H100, some permille of an 8B.
-    `embedding_bits`: of the output projection, see `weight_bytes`.
+    Every matrix counts once, the output projection among them. A pass looks up one row of the input embedding per
+    token, some kilobytes that are left out; tied, it is the output projection and is read whole. A mixture of experts
+    reads at least what one token uses: tight for one token, far too little for a large batch. Weights that a cache on
+    the chip keeps from one pass to the next are not excluded: at most its size, 50 MB of an H100, some permille of an
+    8B. `embedding_bits`: of the output projection, see `weight_bytes`.
     """
     table = shape.vocab_size * shape.hidden_size
     # Publishers count the input embedding among the active parameters.

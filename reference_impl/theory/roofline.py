@@ -8,9 +8,9 @@ A step of a decoder does two kinds of work (Pope et al. 2022, arXiv 2211.05102, 
     matrices   2 * params FLOP per token over bytes that all tokens of the step share   -> intensity grows with tokens
     attention  4 * heads * head_dim FLOP per cached token and layer over bytes that each sequence reads for itself
                -> intensity stays at num_heads / num_kv_heads per pair of bytes, whatever the batch (erratum E00.3)
-Of the weights a step reads all but an untied input embedding (`kv_cache.read_bytes`), and it needs logits of the last
-new token of each sequence: what is counted here no engine can do without, so times are floors. Activations are left out
-of the bytes; see `activation_traffic` for their size.
+A step reads all weights but an untied input embedding (`kv_cache.read_bytes`), and it needs logits of the last new
+token of each sequence. No engine can do without what is counted here, so times are floors. Activations are left out of
+the bytes; see `activation_traffic` for their size.
 """
 
 from __future__ import annotations
