@@ -68,7 +68,7 @@ def other_checks(lab: Lab, history: Sequence[str]) -> int:
 
 
 def bare(source: str) -> str:
-    """A cell's text as a learner has it, in a release of any time."""
+    """A cell's text as a learner has it, whatever the date of the release."""
     return without_helps(split_hidden(source)[0]).strip()
 
 

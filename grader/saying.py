@@ -11,7 +11,7 @@ from reference_impl.cli import messages
 
 
 def stop(problem: object) -> NoReturn:
-    """Ends the command with one line and exit status 1. Of the system's errors it says the file, and no number."""
+    """Ends the command with one line and exit status 1. Of a system's error it names the file, and no number."""
     messages.say(messages.described(problem) if isinstance(problem, Exception) else problem)
     raise typer.Exit(1)
 

@@ -100,7 +100,7 @@ class Late:
 def parse_when(text: str) -> datetime:
     """The due date of a text, see FORM. Raises CourseError, also for a time that the change of clocks leaves out.
 
-    Of a time that occurs twice the later one is meant, in the learner's favour.
+    A time that occurs twice means the later one, in the learner's favour.
     """
     clock, _, zone = text.strip().rpartition(" ")
     try:

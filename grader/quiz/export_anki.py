@@ -66,6 +66,6 @@ def _note(model: genanki.Model, question: Question, tags: list[str]) -> genanki.
 
 
 def _deck_id(chapter: str) -> int:
-    """Always the same for a chapter's folder, whatever its title."""
+    """The id of a chapter's deck: always the same for a chapter's folder, whatever its title."""
     digest = hashlib.sha256(f"inferlab/{chapter}".encode()).digest()
     return (1 << 30) + int.from_bytes(digest[:4], "big") % (1 << 30)

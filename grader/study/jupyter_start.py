@@ -1,4 +1,4 @@
-"""JupyterLab, as `python -m jupyterlab` starts it, but that Ctrl-C while it is being imported ends it quietly.
+"""Starts JupyterLab like `python -m jupyterlab`, but Ctrl-C while it is being imported ends it quietly.
 
 Once it runs, it asks what Ctrl-C should do.
 """

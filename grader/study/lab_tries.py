@@ -76,7 +76,7 @@ def record_try(lab: Lab, submission: Submission, check: Cell) -> str:
 
 
 def record_tries(lab: Lab, submission: Submission, result: Result) -> str:
-    """Adds a try for every check of a result that did not pass; returns what `record_try` does."""
+    """Adds a try for every check of a result that did not pass; "" or why one could not be stored."""
     by_id = {check.grade_id: check for check in result.checks}
     problems = [
         record_try(lab, submission, cell)
