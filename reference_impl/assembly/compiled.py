@@ -23,7 +23,7 @@ def _eight_bits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _four_bits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """torch's own product: compiled code does not widen 4 bits fast."""
+    """The product by torch's own operator, since compiled code does not widen 4 bits fast."""
     return CpuInt4(x.dtype).product(dict(params), x)
 
 

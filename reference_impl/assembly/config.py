@@ -22,30 +22,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How much the engine may use, and how it cuts its work.
+    """The engine's options: how much it may use, and how it divides its work.
 
     block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
-    given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
-    step has had its share (see features/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
-    need. vLLM's gpu_memory_utilization is a hundredth of memory_percent, but here what other processes hold on the GPU
-    counts, too: of two engines with half of it each, the second has to say 100. On a CPU, whose memory is everybody's,
-    neither has an effect.
+    given. kv_cache_bytes: None is 256 MiB, but on a GPU what the largest step leaves of memory_percent of its memory
+    (see features/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len need. vLLM's
+    gpu_memory_utilization is a hundredth of memory_percent, but here what other processes hold on the GPU counts, too:
+    of two engines with half of it each, the second has to say 100. On a CPU, whose memory is shared, neither has an
+    effect.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
-    with sliding windows, which cannot share prefixes. Parts.prefix_index stands in place of each of them, "off", too.
+    with sliding windows, which cannot share prefixes. Parts.prefix_index takes the place of any of them, also of "off".
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
-    seed: where it is given, requests without a seed of their own get one that follows from it and from how many came
-    before; None: a new one each time. Their texts are then the same in each run only if steps and drafts are, too.
+    seed: if given, requests without a seed of their own get one that follows from it and from how many came before;
+    None: a new one each time. Their texts are then the same in each run only if steps and drafts are, too.
     speculative: who drafts a request's next tokens: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
     feature head for this model, given likewise), "mtp" (its module of multi-token prediction), "medusa" (Medusa heads
     for it, likewise), "early-exit" (the model's first layers, as many as exit_layer says; 0: half), "lookahead" (the
     model itself, by Jacobi iteration; lookahead: columns of its window, length of its n-grams, candidates; (): 3, 3 and
     3), "off", or a proposer in Parts. Drafts change no text that is greedy or has a seed of its own, and of others no
-    distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
-    name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no draft
-    model where it does not pay; "auto": where `speculative` names a method.
+    distribution. num_drafts: the most drafts of a decoding request that are verified in a step; 0 with a method's name:
+    4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no draft model
+    where it does not pay; "auto": where `speculative` names a method.
     sampling_noise: the random numbers that tokens are drawn with. "one-number": one for each position, which picks a
     token by the cumulative distribution; "gumbel": one for every token, see features/gumbel/sampler.py: more of a draft
     model's tokens are kept for requests with a seed, and a draw takes longer. Seeded texts differ between the two,
@@ -57,21 +57,21 @@ class EngineConfig:
     such as (4, 2, 2), or paths, see features/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
     position are kept more often, and cost a token each in the step.
-    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves. Or
-    "compiled", for one stream on a CPU: torch's, and in steps of one token what lies between two attentions is compiled
-    while the model is loaded (half a minute the first time, with a C++ compiler; features/compiled). Several rows take
-    longer than with "torch".
+    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it supports. Or
+    "compiled", for one stream on a CPU: torch's, and in steps of one token all between two attentions is compiled while
+    the model is loaded (half a minute the first time, with a C++ compiler; features/compiled). Several rows take longer
+    than with "torch".
     kv_dtype: the format of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each
     head of a token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the lowest
     number for each head of a token); see features/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode, with drafts or without, are replayed as CUDA graphs; "auto": on a GPU, with
-    our kernels. Captured are the model's pass, and the choice of tokens where nothing else than they is wanted (no
-    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. Of draft
-    models, passes of one token a row are captured, with their logits: all but the first of a draft model, all of a
-    feature head and of early exit. Launched one by one are a draft model's first pass, a head's over the step's tokens
-    and its first draft token, Medusa heads, and what draws and verifies drafts. Of steps with draft trees the model's
-    pass is captured, and the head's over inner nodes, up to 512 tokens each; the choice of tokens is not.
+    our kernels. The model's pass is captured, and the choice of tokens if nothing but tokens is needed (no
+    log-probabilities, penalties, biases, grammar, rejection); its hidden states are handed out to heads. A draft
+    model's passes of one token per row are captured, with their logits: all but the first of a draft model, all of a
+    feature head and of early exit. A draft model's first pass, a head's over the step's tokens and its first draft
+    token, Medusa heads, and what draws and verifies drafts are launched one by one. In steps with draft trees the
+    model's pass is captured, and the head's over inner nodes, up to 512 tokens each, but not the choice of tokens.
     Batch-invariant steps have no graphs.
     batch_invariant: logits have the same bits whatever else is in the batch, since each token goes through the model by
     itself (features/invariant). Otherwise rounding depends on the batch, and can change a token at the boundary of a

@@ -1,4 +1,4 @@
-"""What the course's model is shown with: `inferlab doctor`, `inferlab generate` without a prompt, START.ipynb.
+"""The demo of the course's model: for `inferlab doctor`, `inferlab generate` without a prompt, and START.ipynb.
 
 A model this small repeats itself soon. After this prompt its greedy text is a whole function, and STOP ends it there.
 """

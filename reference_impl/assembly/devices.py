@@ -1,4 +1,4 @@
-"""Where a model computes, and in which dtype: what is asked for, or what the machine does best."""
+"""Chooses where a model computes, and in which dtype: what is asked for, or what the machine does best."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)) (GLU variants, Shazeer 2020): x [rows, hidden_size] -> the same shape.
+    """The MLP down(activation(gate(x)) * up(x)) (GLU variants, Shazeer 2020): x [rows, hidden_size] -> the same shape.
 
     prefix: what stands before the names of its tensors in the checkpoint, such as "model.layers.3.mlp.".
     """
@@ -48,7 +48,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     normalize = staticmethod(reference.rms_norm)  # a family may have another; features/cpu has one for few rows
     rotary = 0  # which of the decoder's tables rotates its queries and keys
@@ -73,7 +73,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
+        """The residual stream behind the layer: x [num_tokens, hidden_size] -> the same shape. cos, sin [num_tokens, 1,
+        head_dim]."""
         h = self.normalize(x, self.input_norm, self.config.norm_eps)
         h = self.attend(self.qkv(h), cos, sin, attention, kv_cache, batch)
         x = x + self.o(h)

@@ -40,7 +40,7 @@ class PagedKVCache:
         self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.data]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """The (keys, values) of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._pages[self.place[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:

@@ -13,9 +13,9 @@ Methods = Callable[[str], LinearMethod]  # from the name of a linear layer; name
 
 
 class UnquantizedLinear:
-    """y = x W + b with W [in_features, out_features]: the checkpoint's matrix turned over.
+    """The method y = x W + b with W [in_features, out_features], the transpose of the checkpoint's matrix.
 
-    A few rows times W then walk memory in order: for 1 to 4 rows of float32 on one CPU thread, 1.4 to 1.8 times as
+    A few rows times W then read memory in order: for 1 to 4 rows of float32 on one CPU thread, 1.4 to 1.8 times as
     fast as F.linear over the course model's products.
     """
 

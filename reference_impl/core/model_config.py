@@ -1,4 +1,4 @@
-"""What a model is: its sizes, and what its layers do. `models/config_json.py` reads it from a config.json."""
+"""The description of a model: its sizes, and what its layers do. `models/config_json.py` reads it from config.json."""
 
 from __future__ import annotations
 

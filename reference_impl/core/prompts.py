@@ -1,4 +1,4 @@
-"""From text to token ids. Needs no torch."""
+"""From text to token ids. It does not import torch."""
 
 from __future__ import annotations
 

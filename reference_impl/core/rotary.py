@@ -12,7 +12,8 @@ from reference_impl.core.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """theta^(-2i / n) for i < n / 2, rescaled for long contexts; [n / 2] float64. n: the rotated values of a head."""
+    """The frequencies theta^(-2i / n), i < n / 2, rescaled for long contexts: [n / 2] float64. n: the values of a head
+    that are rotated."""
     rotated = int(head_dim * rope.partial)
     exponent = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
     frequency = rope.theta**-exponent
@@ -34,9 +35,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 class RotaryTable:
-    """cos and sin for positions below max_position, ready for `kernels.reference.rotate`.
+    """The cosines and sines of positions below max_position, in the form of `kernels.reference.rotate`.
 
-    Kept in float32 (float64 for a float64 model): bf16 cannot tell apart positions above 256.
+    They are kept in float32 (float64 for a float64 model): bf16 cannot tell apart positions above 256.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, dtype: torch.dtype, device: torch.device):

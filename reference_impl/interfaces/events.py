@@ -60,6 +60,6 @@ Event = RequestArrived | RequestFinished | StepDone
 
 
 class TakesEvents(Protocol):
-    """Where an engine reports to."""
+    """Takes an engine's events: a trace, or a part of your own."""
 
     def add(self, event: Event) -> None: ...

@@ -17,7 +17,7 @@ Settings = tuple[float, int, float]  # temperature; top-k, 0 for all; top-p
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of one step that have the same settings."""
+    """The rows of one step that have the same settings."""
 
     logits: Tensor  # [rows, vocab] float32
     u: Tensor  # [rows] float64 in [0, 1): computed from each request's seed and the number of its tokens

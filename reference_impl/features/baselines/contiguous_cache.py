@@ -38,7 +38,8 @@ class ContiguousKVCache:
 
 
 class ContiguousAttention:
-    """Each row attends to its own first `length` slots. A window hides slots; it frees none."""
+    """Attention over contiguous rows: each attends to its own first `length` slots. A window hides slots, but frees
+    none."""
 
     def __init__(self, scale: float, softcap: float | None = None):
         self.scale, self.softcap = scale, softcap

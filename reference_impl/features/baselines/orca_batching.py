@@ -12,7 +12,8 @@ from reference_impl.interfaces import Request, StepOutput, StepPlan
 
 
 class OrcaBatching(WholeRequests):
-    """First come, first served, up to max_num_seqs rows. A request enters when its longest output has room."""
+    """A scheduler: first come, first served, up to max_num_seqs rows. A request enters when its longest output has
+    room."""
 
     def schedule(self, now: float) -> StepPlan:
         entered = self._let_in()

@@ -129,7 +129,7 @@ class Functions:
                 ) from failed
 
     def before(self, multiply: Sequence[Any], x: Tensor, cos: Tensor, sin: Tensor, *norms: Tensor) -> Any:
-        """The residual stream [1, hidden_size] -> q, k, v, as attention takes them."""
+        """The q, k, v for attention, from the residual stream x [1, hidden_size]."""
         c = self.config
         [qkv], (norm, *qk_norm) = multiply, norms
         heads = qkv(reference.rms_norm(x, norm, c.norm_eps)).view(1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
@@ -141,7 +141,7 @@ class Functions:
         return qk[:, : c.num_heads], qk[:, c.num_heads :], v
 
     def after(self, multiply: Sequence[Any], attended: Tensor, x: Tensor, norm: Tensor) -> Tensor:
-        """What attention gave [1, heads x head_dim], and the residual stream before -> the one behind the layer."""
+        """The residual stream behind the layer, from attention's output [1, heads x head_dim] and the stream before."""
         o, gate_up, down = multiply
         x = x + o(attended)
         gate, up = gate_up(reference.rms_norm(x, norm, self.config.norm_eps)).chunk(2, -1)

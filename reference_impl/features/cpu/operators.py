@@ -89,8 +89,8 @@ def available(dtype: torch.dtype) -> bool:
 
 
 class HeadCopy:
-    """(x [rows, hidden_size], lm_head [vocab_size, hidden_size]) -> logits, from a copy of lm_head that is made at the
-    first call, as the method stores weights. lm_head itself stays: where it is tied, tokens are looked up in it.
+    """A product (x [rows, hidden_size], lm_head [vocab_size, hidden_size]) -> logits, with a copy of lm_head that is
+    made at the first call and stored by the method. lm_head itself stays: where it is tied, tokens are looked up in it.
     """
 
     def __init__(self, method: LinearMethod):

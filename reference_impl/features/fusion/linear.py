@@ -46,11 +46,11 @@ class TritonFp8(_EightBits, Fp8):
 
 
 class TritonInt8(_EightBits, Int8):
-    """int8, in one launch with the neighbours for few tokens."""
+    """The method int8, for few tokens in one launch with the neighbours."""
 
 
 class TritonInt4(Int4):
-    """int4, in one launch with the neighbours for few tokens."""
+    """The method int4, for few tokens in one launch with the neighbours."""
 
     few_tokens = FEW_TOKENS
 
@@ -59,8 +59,8 @@ class TritonInt4(Int4):
 
 
 class TritonStoredInt4(Converted):
-    """int4 from the checkpoint, in groups of a multiple of 32 inputs: in one launch with the neighbours for few tokens.
-    Its one path is `FourBitIntegers`, which holds any such weight."""
+    """The method for int4 from the checkpoint, in groups of a multiple of 32 inputs: for few tokens in one launch with
+    the neighbours. Its one path is `FourBitIntegers`, which holds any such weight."""
 
     few_tokens = FEW_TOKENS
 

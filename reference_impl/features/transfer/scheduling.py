@@ -1,8 +1,8 @@
 """Requests whose prefix a page store has (LMCache, Mooncake): they are set aside until its pages are loaded, and then
 admitted like any other, with their prefix in the cache.
 
-They take no seat while they wait. Blocks are taken for what is loaded, so no more requests load than may run, and
-loads are cancelled before a running request is preempted for want of blocks.
+They do not count as running while they wait. Loads take blocks, so no more requests load than may run, and loads are
+cancelled before a running request is preempted because blocks have run out.
 """
 
 from __future__ import annotations
