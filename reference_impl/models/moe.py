@@ -24,7 +24,7 @@ class Experts(Protocol):
     """All experts of a layer, as one function."""
 
     def __call__(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows and offsets as `reference.grouped_gemm` takes them -> as many rows."""
+        """The experts' outputs, as many rows. rows, offsets: see `reference.grouped_gemm`."""
         ...
 
     def parts(self) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class SeparateExperts(nn.ModuleList):
             self.append(expert)
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows and offsets as `grouped_gemm` takes them -> as many rows."""
+        """The experts' outputs, as many rows. rows, offsets: see `grouped_gemm`."""
         out = torch.empty_like(rows)
         for expert, (start, end) in zip(self, itertools.pairwise(offsets.tolist()), strict=True):
             if start < end:

@@ -1,4 +1,4 @@
-"""A folder's tokenizer as `transformers` makes it: tokenizer.json, and of the files beside it the tokens it lacks.
+"""A folder's tokenizer as `transformers` makes it: tokenizer.json, and the tokens it lacks from the files beside it.
 
 `tokenizers` alone would cut or pad every text where tokenizer.json was saved with truncation or padding, and would
 split a token that only tokenizer_config.json, special_tokens_map.json or added_tokens.json names, or show a special one

@@ -1,7 +1,8 @@
 """Tensors of torchao in safetensors (config.json: quant_method "torchao"), as `transformers` writes them.
 
-Of a matrix X.weight the files have X._weight_qdata, X._weight_scale and others, and in their headers, under "X.weight",
-a JSON object that says what they are: {"_type", "_data": {"block_size", ...}, "_tensor_data_names"}. These are read:
+For a matrix X.weight the files have X._weight_qdata, X._weight_scale and others, and in their headers, under
+"X.weight", a JSON object that says what they are: {"_type", "_data": {"block_size", ...}, "_tensor_data_names"}. These
+are read:
 
     Int8Tensor, Float8Tensor    qdata [out, in]: int8, float8; scale, zero_point of blocks of block_size
     IntxUnpackedToInt8Tensor    the same with the codes of 1 to 8 bits in bytes of their own
