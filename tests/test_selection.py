@@ -128,10 +128,13 @@ def test_a_docstring_counts_where_something_may_read_it() -> None:
         assert rest(source) == rest(source.replace("Doc", "Other"))
         assert rest(f"{source}x = __doc__") != rest(f"{source}x = __doc__".replace("Doc", "Other"))
     plain = 'def f():\n    """Doc."""\n    return 1\n'
-    for source in (plain, f"{plain}x = f.__doc__", f"@command\n{plain}"):
+    counts = (f"{plain}x = f.__doc__", f"import typer\n@app.command()\n{plain}")
+    for source in (plain, f"@cache\n{plain}", *counts):
         old, new = (File.of("a.py", text.encode()) for text in (source, source.replace("Doc", "Other")))
-        assert ((old.rest, old.functions) == (new.rest, new.functions)) is (source == plain)
-    model = 'class A(Model):\n    """Doc."""\n'  # pydantic makes it a description
+        assert ((old.rest, old.functions) == (new.rest, new.functions)) is (source not in counts)
+    model = 'class A(Model):\n    """Doc."""\n'
+    assert rest(model) == rest(model.replace("Doc", "Other"))
+    model = f"import pydantic\n{model}"  # which makes it a description
     assert rest(model) != rest(model.replace("Doc", "Other"))
 
 

@@ -2,8 +2,8 @@
 
 A function here is one of a module or a class; what is defined inside it belongs to it. Its body is what it is known
 by. The rest is what an import runs or makes: constants, defaults, signatures, decorators, class bodies. Comments and
-layout count for nothing, except to a test that reads the file as text; nor do docstrings where the source does not name
-`__doc__`, but for those of decorated functions and of classes that derive from others.
+layout count for nothing, except to a test that reads the file as text; nor do docstrings, but in a source that names
+`__doc__`, or what makes a help or a description of them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from types import CodeType
 from tests.selection.tracing import NOTE, SEEN
 
 LENGTH = 6  # characters of a hash: 36 bits
+DOCUMENTED = re.compile(rb"__doc__|\b(typer|pydantic|[Ff]ast_?[Aa][Pp][Ii])\b")
 BUILD = ("constraints.txt", "Makefile", ".ci/install.py", ".ci/installing.py", ".gitattributes")
 
 
@@ -101,14 +102,13 @@ class File:
             module = ast.parse(content)
         except (SyntaxError, ValueError):
             return cls(path, digest(content))
-        found, reads_docs = [], b"__doc__" in content
+        found, keeps = [], DOCUMENTED.search(content)
         for name, node in functions(module):
             docstring = node.body[: ast.get_docstring(node) is not None]
-            found.append(digest(name, *map(ast.dump, node.body if reads_docs else node.body[len(docstring) :])))
-            node.body = docstring if node.decorator_list else []  # of a command it becomes the help
-        for node in ast.walk(module) if not reads_docs else ():
-            plain = isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef) and not node.bases)
-            if plain and ast.get_docstring(node):
+            found.append(digest(name, *map(ast.dump, node.body if keeps else node.body[len(docstring) :])))
+            node.body = docstring if keeps else []
+        for node in ast.walk(module) if not keeps else ():
+            if isinstance(node, ast.Module | ast.ClassDef) and ast.get_docstring(node) is not None:
                 del node.body[0]
         return cls(path, digest(content), digest(ast.dump(module)), tuple(found))
 
