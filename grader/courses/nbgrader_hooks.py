@@ -73,7 +73,7 @@ def _examine_now(root: Path, lab_slug: str, student: str) -> Result:
 
 
 class GetGradesByHand(GetGrades):
-    """nbgrader's step for scores; it also notes which scores a person gave, and which nobody has given yet."""
+    """nbgrader's step for scores; it also notes which scores were given by hand, and which are still to be given."""
 
     def _get_score(self, cell: Any, resources: Any) -> None:
         super()._get_score(cell, resources)
