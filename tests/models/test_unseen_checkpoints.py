@@ -226,6 +226,70 @@ def test_scales_for_a_cache_are_let_be_and_the_log_says_what_to_do(
     assert "kv_dtype='fp8' keeps the cache in 8 bits" in caplog.text
 
 
+OF_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+OF_ATTENTION = {"weights": None, "input_activations": OF_CACHE, "output_activations": None, "format": None}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"format": "dense", "config_groups": {}, "ignore": [], "quantization_status": "frozen"},
+        {"format": "naive-quantized", "config_groups": {}},
+        {"format": "dense", "config_groups": {"group_0": {"targets": ["LlamaAttention"], **OF_ATTENTION}}},
+        {"config_groups": {"group_0": {"targets": ["re:.*self_attn$"], **OF_ATTENTION}}},
+    ],
+    ids=lambda raw: f"{raw.get('format')} {[*raw['config_groups']]}",
+)
+def test_a_config_that_rounds_only_the_cache_leaves_plain_weights(
+    raw: dict[str, Any],
+    make_folder: MakeFolder,  # noqa: F811
+    edit,
+    our_logits,
+    caplog,
+) -> None:
+    folder = make_folder(**SIZES)
+    expected = our_logits(load_model(folder, FLOAT32), IDS)[0]
+    edit(folder, quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": OF_CACHE, **raw})
+    model = load_model(folder, FLOAT32)
+    assert not paths_of(model)
+    assert torch.equal(our_logits(model, IDS)[0], expected)
+    assert "kv_cache_scheme: scales of attention" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["re:.*"]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 16, "dynamic": {"-:.*": {}}},
+        {"quant_method": "awq", "bits": 4, "group_size": 16, "modules_to_not_convert": ["self_attn", "mlp"]},
+        {"quant_method": "fp8", "modules_to_not_convert": ["model", "lm_head"]},
+    ],
+    ids=lambda raw: raw["quant_method"],
+)
+def test_a_config_that_leaves_out_every_layer_leaves_plain_weights(
+    raw: dict[str, Any],
+    make_folder: MakeFolder,  # noqa: F811
+    edit,
+    our_logits,
+) -> None:
+    folder = make_folder(**SIZES)
+    expected = our_logits(load_model(folder, FLOAT32), IDS)[0]
+    if raw["quant_method"] == "compressed-tensors":
+        group_0 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+        raw = raw | {"config_groups": {"group_0": group_0}}
+    edit(folder, quantization_config=raw)
+    model = load_model(folder, FLOAT32)
+    assert not paths_of(model)
+    assert torch.equal(our_logits(model, IDS)[0], expected)
+
+
+def test_dense_weights_of_a_group_that_has_weights_are_refused() -> None:
+    group_0 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+    raw = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"group_0": group_0}}
+    with pytest.raises(ConfigError, match="format: expected one of .*; or dense, where no group has weights"):
+        layouts(raw, "config.json")
+
+
 def test_awq_without_zero_points_is_named(written) -> None:  # noqa: F811
     folder, _ = written(AWQ)
     tensors = {n: t for n, t in load_file(folder / "model.safetensors").items() if "q_proj.qzeros" not in n}

@@ -29,10 +29,11 @@ def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
 def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """The layouts of a model's linear layers. Raises ConfigError for what is not read, by name."""
     groups, ignore, form = raw.get("config_groups"), raw.get("ignore") or [], raw.get("format")
-    if form not in _FORMATS:
-        raise _error(where, "format", f"one of {', '.join(_FORMATS)}", form)
-    if not isinstance(groups, dict) or not groups:
-        raise _error(where, "config_groups", "an object {name: group} with a group or more", groups)
+    if not isinstance(groups, dict | None):
+        raise _error(where, "config_groups", "an object {name: group}", groups)
+    groups = {name: group for name, group in (groups or {}).items() if not _is_of_attention(group)}
+    if form not in _FORMATS and (groups or form not in (None, "dense")):
+        raise _error(where, "format", f"one of {', '.join(_FORMATS)}; or dense, where no group has weights", form)
     _check_names(ignore, where, "ignore")
     found: dict[str, OfScheme | OfAnyGroups] = {}  # of a target in two groups the later one counts
     for name, group in groups.items():
@@ -52,6 +53,15 @@ def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
         return found[min(named, key=lambda one: (one == "Linear", "re:" in one, one))] if named else None
 
     return layout_of
+
+
+def _is_of_attention(group: object) -> bool:
+    """Whether a group names the attention alone, without its linear layers: it rounds queries, keys and values, and
+    says nothing about weights."""
+    targets = group.get("targets") if isinstance(group, dict) and group.get("weights") is None else None
+    if not isinstance(targets, list) or not targets:
+        return False
+    return all(isinstance(name, str) and re.search(r"(Attention|self_attn)\$?$", name) for name in targets)
 
 
 def _check_names(names: object, where: str, field: str) -> None:
