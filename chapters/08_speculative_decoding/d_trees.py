@@ -3,8 +3,9 @@
 #
 # About 40 minutes. You need `c_drafters`. First guesses come from heads that do not wait for each other, so that there are
 # several for each place. A chain takes one of each, and is dropped from its first wrong one on; so then several
-# continuations, a tree of them, are verified at once. Trees end before "Lookahead" in section 5. What follows (lookahead, block
-# drafters, typical acceptance, multi-token prediction) is one topic at a time: a good place to stop, and to come back to.
+# continuations, a tree of them, are verified at once. That is sections 1 to 6. Section 7 has three topics of its own, each
+# under a heading: lookahead, typical acceptance, and multi-token prediction. Before it is a good place to stop, and to come
+# back to.
 
 # %% name="setup"
 import inspect
@@ -398,61 +399,6 @@ widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess"
 # a step has room. EAGLE-2 makes the tree deep where the head is sure and wide where it is not: it expands the guesses with the
 # largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
 # engine that is `draft_tree="dynamic"`, the last row of the table in section 4.
-#
-# ### Lookahead: guesses without any drafter
-#
-# **Jacobi iteration**: fill a window with any tokens, compute all of it at once, and take the model's likeliest tokens as the next
-# guess. The first wrong token becomes right in every pass, so after n passes at least n tokens are what plain decoding
-# writes; sometimes several become right at once. A window of eight is begun with nonsense, and passes are made until one
-# changes nothing, which shows that all eight are right. **How many passes is that, with this last one?**
-
-# %% name="measure-jacobi-predict"
-widgets.predict("08d-jacobi", "Passes over a window of eight, up to and with the first that changes nothing?", "passes")
-
-# %% name="measure-jacobi"
-text = held_out[1][:60]
-window, passes, found = [text[-1]] * 8, 0, []
-while True:
-    new = target.logits(one_pass([*text, *window])[len(text) - 1 : -1]).argmax(-1).tolist()
-    passes += 1
-    agreed = next((i for i, (a, b) in enumerate(zip(new, held_out[1][60:], strict=False)) if a != b), 8)
-    found.append(agreed)
-    if new == window:
-        break
-    window = new
-assert window == held_out[1][60:68]
-print(f"right from the start after each pass: {found}")
-widgets.reveal("08d-jacobi", passes)
-
-# %% [markdown] name="measure-jacobi-reading"
-# Here every pass made one more token right, which is the pace of plain decoding. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
-# step, collects the n-grams that appear along the iterations in a pool, and in the same pass verifies those that begin with
-# the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training. Window and
-# candidates are one tree after the last token, so the engine verifies them as it does any other: `speculative="lookahead"`.
-#
-# ### Block drafters
-#
-# A drafter that gives k guesses in *one* pass (parallel heads; diffusion models that fill a block) costs c once, not k
-# times. With equal acceptance, that moves the best k:
-
-# %% name="measure-block"
-rows = []
-for a in (0.6, 0.8, 0.9):
-    chain = [theory.speed_up(theory.expected_tokens(a, k), k, 0.1) for k in range(1, 17)]
-    block = [theory.speed_up(theory.expected_tokens(a, k), 1, 0.1) for k in range(1, 17)]
-    rows.append(
-        [
-            a,
-            f"{max(chain):.2f} at k = {1 + int(np.argmax(chain))}",
-            f"{block[3]:.2f}",
-            f"{block[7]:.2f}",
-            f"{block[15]:.2f}",
-        ]
-    )
-widgets.table(rows, ["acceptance", "k passes, best", "one pass, k = 4", "k = 8", "k = 16"])
-
-# %% [markdown] name="measure-block-reading"
-# (c = 0.1, v = 1.) The catch is the acceptance: guesses made without each other fit together worse. That is E08.7 below.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
@@ -469,10 +415,43 @@ widgets.draft_tree(replace(tree, kept=tuple(kept)))
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
+# Three sentences, and a topic with each. They need nothing from each other.
+#
+# ### Lookahead: drafts without any drafter
+#
 # **"Lookahead decoding is n-gram prediction."** (E08.5) Two methods are mixed up. Prompt lookup copies from the text; it
-# guesses nothing where nothing repeats. Lookahead makes its n-grams by Jacobi iteration, with the model, and keeps them in a
-# pool. Both on one text, which begins with nothing to copy. Of lookahead, the n-grams that stood in the pool and of which
-# the next step kept a part:
+# drafts nothing where nothing repeats. Lookahead makes its n-grams with the model, by **Jacobi iteration**: fill a window
+# with any tokens, compute all of it at once, and take the model's likeliest tokens as the next window. The first wrong token
+# becomes right in every pass, so after n passes at least n tokens are what plain decoding writes; sometimes several become
+# right at once. A window of eight is begun with nonsense, and passes are made until one changes nothing, which shows that
+# all eight are right. **How many passes is that, with this last one?**
+
+# %% name="errata-jacobi-predict"
+widgets.predict("08d-jacobi", "Passes over a window of eight, up to and with the first that changes nothing?", "passes")
+
+# %% name="errata-jacobi"
+text = held_out[1][:60]
+window, passes, found = [text[-1]] * 8, 0, []
+while True:
+    new = target.logits(one_pass([*text, *window])[len(text) - 1 : -1]).argmax(-1).tolist()
+    passes += 1
+    agreed = next((i for i, (a, b) in enumerate(zip(new, held_out[1][60:], strict=False)) if a != b), 8)
+    found.append(agreed)
+    if new == window:
+        break
+    window = new
+assert window == held_out[1][60:68]
+print(f"right from the start after each pass: {found}")
+widgets.reveal("08d-jacobi", passes)
+
+# %% [markdown] name="errata-jacobi-reading"
+# Here every pass made one more token right, which is the pace of plain decoding. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
+# step, collects the n-grams that appear along the iterations in a pool, and in the same pass verifies those that begin with
+# the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training. Window and
+# candidates are one tree after the last token, so the engine verifies them as it does any other: `speculative="lookahead"`.
+#
+# Lookup and lookahead on one text, which begins with nothing to copy. Of lookahead, the n-grams that stood in the pool and
+# of which the next step kept a part:
 
 # %% name="errata-lookahead"
 beginning, written = llm.encode('def find_words(path, limit=None):\n    """'), []
@@ -499,6 +478,8 @@ print("from the pool:", [llm.tokenizer.decode(gram) for gram in useful])
 # them wrong: whether that pays is v(12) again.
 
 # %% [markdown] name="errata-typical-text"
+# ### Typical acceptance
+#
 # **"Medusa, EAGLE and lookahead preserve the distribution."** (E08.6) The *rule of acceptance* does, or does not. Medusa's
 # default for sampling is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
 # whether it comes as often as p has it. What comes out, at positions of the course target, if head 1 draws the guesses:
@@ -527,9 +508,34 @@ assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 # So label every method: exact (greedy match, rejection, coupling) or approximate (typical acceptance, thresholds, top-n
 # match). An approximate one may be a good trade; it is another model, and has to be evaluated as one.
 #
+# ### Multi-token prediction
+#
 # **"Multi-token prediction predicts directly, not autoregressively."** (E08.7) Two designs have the name. *Parallel heads*
 # (Gloeckle et al. 2024; Medusa) have the same state as input, and not each other's guesses. *Sequential modules* (DeepSeek-V3)
-# take the module before and the token in between, so they keep the chain. What parallel heads cannot express:
+# take the module before and the token in between, so they keep the chain.
+#
+# A drafter that gives k guesses in *one* pass (parallel heads; diffusion models that fill a block) costs c once, not k
+# times. With equal acceptance, that moves the best k:
+
+# %% name="errata-block"
+rows = []
+for a in (0.6, 0.8, 0.9):
+    chain = [theory.speed_up(theory.expected_tokens(a, k), k, 0.1) for k in range(1, 17)]
+    block = [theory.speed_up(theory.expected_tokens(a, k), 1, 0.1) for k in range(1, 17)]
+    rows.append(
+        [
+            a,
+            f"{max(chain):.2f} at k = {1 + int(np.argmax(chain))}",
+            f"{block[3]:.2f}",
+            f"{block[7]:.2f}",
+            f"{block[15]:.2f}",
+        ]
+    )
+widgets.table(rows, ["acceptance", "k passes, best", "one pass, k = 4", "k = 8", "k = 16"])
+
+# %% [markdown] name="errata-block-reading"
+# (c = 0.1, v = 1.) The catch is the acceptance: guesses made without each other fit together worse. What parallel heads
+# cannot express:
 
 # %% name="errata-mtp"
 first = np.array([0.5, 0.5])  # New, Los
