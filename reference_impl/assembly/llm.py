@@ -9,6 +9,7 @@ another process), n samples of a prompt, metrics, embeddings, beam search, and t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.features.sizing.memory import give_back
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.checkpoints import is_gguf, read_config
+from reference_impl.models.embedding_defaults import EmbeddingDefaults, embedding_defaults
 from reference_impl.models.loader import lacks_head
 from reference_impl.models.sampling_defaults import sampling_defaults
 
@@ -53,7 +55,7 @@ __all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
 
 logger = logging.getLogger("inferlab.engine")
 
-Worker = Literal["here", "process"]
+Worker = Literal["here", "process", "threads"]
 
 
 Sampling = SamplingParams | Sequence[SamplingParams]
@@ -72,13 +74,14 @@ class LLM(core_llm.LLM, ChatEncoder):
     draft_model: folder or id of a smaller model with the same vocabulary, whose tokens are verified
     (speculative="draft"), or of a feature head, a module of multi-token prediction or Medusa heads for this model
     ("eagle", "mtp", "medusa"). worker: "process" has the model compute in a process of its own, to which steps go as
-    messages, while this one plans.
+    messages, while this one plans. With tensor_parallel_size each rank has a process of its own, or with "threads" a
+    thread of this one.
     tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json", see `chat`; None: calls stay
     text. generation_config: vLLM's: "auto" takes temperature, top_p and the like that the folder's
     generation_config.json says, where no SamplingParams is given; "vllm" does not. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
     on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
-    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1); and those that
+    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes; and those that
     change nothing here, with values that ask for what this engine does anyhow (trust_remote_code, swap_space, ...: see
     names.py).
 
@@ -129,15 +132,17 @@ class LLM(core_llm.LLM, ChatEncoder):
         dtype = choose_dtype(dtype, stored.dtype, device)
         options = dtype, device, config.max_model_len, config.attention, quantization
         give_back(device)
-        if worker == "process":
-            engine = _split(model, dtype, device, config, parts, quantization, draft)
+        if worker == "threads" and config.tensor_parallel_size == 1:
+            raise ValueError("worker='threads' is for several ranks: give tensor_parallel_size, or leave it out")
+        if worker in ("process", "threads") or (worker == "here" and config.tensor_parallel_size > 1):
+            engine = _elsewhere(model, dtype, device, config, parts, quantization, draft, worker == "threads")
         elif worker == "here":
             weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
             if draft is not None:
                 parts = replace(parts or Parts(), draft_model=load_draft(draft, dtype, device, config))
             engine = Engine(weights, config, parts)
         else:
-            raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
+            raise ValueError(f"worker: expected 'here', 'process' or 'threads', got {worker!r}")
         try:
             self.folder = None if model is None else Path(model)
             stored_alone = model is not None and not is_gguf(model) and lacks_head(Path(model), stored.tied_embeddings)
@@ -228,11 +233,18 @@ class LLM(core_llm.LLM, ChatEncoder):
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
         return super().stream(cast(Prompt, prompt), sampling or self.get_default_sampling_params())
 
+    @functools.cached_property
+    def embedding_defaults(self) -> EmbeddingDefaults:
+        """How `embed` pools where it is not told."""
+        return embedding_defaults(self.folder)
+
     def embed(
-        self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean", *, normalize: bool = True
+        self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling | None = None, *, normalize: bool | None = None
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of each prompt, `outputs.embedding`, [hidden_size] numbers: the mean of its tokens' hidden
-        states, or the last one's, scaled to length 1 (as the server's) if normalize. RuntimeError if one fails."""
+        states, or the last one's, scaled to length 1 (as the server's) if normalize. None: as the model's files say
+        (`embedding_defaults`). RuntimeError if one fails, ValueError if the files ask for what is not computed."""
+        pooling, normalize = self.embedding_defaults.resolve(pooling, normalize)
         requests: list[Request] = []
         try:
             for prompt in listed(prompts):
@@ -306,22 +318,28 @@ def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Samp
     return sampling_params if sampling is None else sampling
 
 
-def _split(
+def _elsewhere(
     model: str | Path | None, dtype: torch.dtype, device: torch.device, config: EngineConfig, parts: Parts | None,
-    quantization: Quantizations, draft: Path | None,
+    quantization: Quantizations, draft: Path | None, threads: bool,
 ) -> Engine:  # fmt: skip
+    """An engine whose model computes in another process, or in ranks."""
     from reference_impl.assembly.draft_folder import parts_with_draft
+    from reference_impl.assembly.ranks import ranked_engine
     from reference_impl.assembly.split import split_engine
 
+    ranked = config.tensor_parallel_size > 1
     if model is None:
-        raise ValueError("worker='process' loads its model from a folder: expected one, got dummy_weights")
+        what = "tensor_parallel_size" if ranked else "worker='process'"
+        raise ValueError(f"{what}: a worker loads its model from a folder: expected one, got dummy_weights")
     name, make_parts = str(dtype).removeprefix("torch."), None
     if draft is not None:
         make_parts = partial(parts_with_draft, draft, dtype, device, config)
-    return split_engine(
-        Path(model), config, dtype=name, device=str(device), parts=parts, make_parts=make_parts,
-        quantization=quantization,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "dtype": name, "device": str(device), "parts": parts, "make_parts": make_parts, "quantization": quantization,
+    }  # fmt: skip
+    if ranked:
+        return ranked_engine(Path(model), config, ranks="threads" if threads else "processes", **options)
+    return split_engine(Path(model), config, **options)
 
 
 def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:

@@ -108,7 +108,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     app.get("/", include_in_schema=False)(server.here)
     app.get("/version")(server.version)
     app.post("/v1/embeddings", **keyed, response_model=dict[str, Any])(server.embed)
-    describe_for(app, runner.engine.vocab_size, runner.engine.max_model_len, runner.engine.sampling_defaults)
+    describe_for(app, runner.engine)
     app.get("/v1/models", dependencies=allowed, responses={401: REFUSALS[401]})(server.models)
     app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.one_model
@@ -170,13 +170,17 @@ class _Server:
     async def embed(self, body: EmbeddingRequest) -> Response:
         """The pooled hidden states of one or several inputs, texts or token ids."""
         self._check_model(body.model)
+        try:
+            pooling, normalized = self.engine.embedding_defaults.resolve(body.pooling, body.normalize)
+        except ValueError as error:
+            raise Refused(400, str(error), param="pooling") from None
         prompts = await asyncio.to_thread(self._encode, body.prompts, "input")
         stream = await self._start(
-            f"embd-{uuid.uuid4().hex}", prompts, SamplingParams(max_tokens=1), "input", pooling=body.pooling,
+            f"embd-{uuid.uuid4().hex}", prompts, SamplingParams(max_tokens=1), "input", pooling=pooling,
             priority=body.priority, cache_salt=body.cache_salt,
         )  # fmt: skip
         in_base64 = body.encoding_format == "base64"
-        name, normalized = self.config.model_name, body.normalize
+        name = self.config.model_name
         respond = as_a_whole(lambda: answers.embeddings(stream, name, in_base64, normalized))
         return Answer(respond, stream.close)
 

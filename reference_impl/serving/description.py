@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 
 from reference_impl.serving.protocol import TOKEN_ID
+from reference_impl.serving.runner import EngineHost
 
 
-def describe_for(app: FastAPI, vocab_size: int, max_model_len: int, defaults: Mapping[str, Any]) -> None:
-    """Makes `app.openapi` describe a server of a model of this size. defaults: those of its sampling."""
+def describe_for(app: FastAPI, engine: EngineHost) -> None:
+    """Makes `app.openapi` describe a server of this engine's model: its sizes and its defaults."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -20,14 +20,18 @@ def describe_for(app: FastAPI, vocab_size: int, max_model_len: int, defaults: Ma
         for path in described["paths"].values():  # what FastAPI says of wrong fields, which are 400 here
             for operation in path.values():
                 operation["responses"].pop("422", None)
-        _bound_tokens(schemas, vocab_size, max_model_len - 1)
+        _bound_tokens(schemas, engine.vocab_size, engine.max_model_len - 1)
         for kind in ("CompletionRequest", "ChatRequest"):
-            for name, value in defaults.items():
+            for name, value in engine.sampling_defaults.items():
                 field = schemas[kind]["properties"][name]
                 if name != "max_tokens":
                     field["default"] = value
                 else:
                     field["description"] = f"at most {value} are generated, as the model's generation_config.json says"
+        embedded, defaults = schemas["EmbeddingRequest"]["properties"], engine.embedding_defaults
+        embedded["normalize"]["default"] = defaults.normalize
+        if defaults.refusal is None:
+            embedded["pooling"]["default"] = defaults.pooling
         for conversation in (
             schemas["ChatRequest"]["properties"]["messages"],
             schemas["TokenizeRequest"]["properties"]["messages"]["anyOf"][0],

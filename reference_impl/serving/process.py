@@ -70,9 +70,8 @@ class EngineProcess:
         """Blocks. Raises ValueError for what `make` refuses, ChildProcessError where the process ends before."""
         try:
             self._socket.sendall(_packed(self._make))
-            refusal, self.vocab_size, self.max_model_len, self.acceptance, self.sampling_defaults = _unpacked(
-                self._socket
-            )
+            refusal, self.vocab_size, self.max_model_len, self.acceptance, *defaults = _unpacked(self._socket)
+            self.sampling_defaults, self.embedding_defaults = defaults
         except (EOFError, OSError):
             raise ChildProcessError(f"{self._wait()} before it was ready") from None
         if refusal is not None:
@@ -156,18 +155,20 @@ def main() -> None:
     ignore_signals()
     link = _Link(socket.socket(fileno=int(sys.argv[1])))
     make = link.get()
+    from reference_impl.models.embedding_defaults import EmbeddingDefaults
     from reference_impl.serving.worker import Worker, freeze
 
     try:
         llm = make()
     except (ValueError, OSError) as error:
-        link.put((str(error), 0, 0, "", {}))
+        link.put((str(error), 0, 0, "", {}, EmbeddingDefaults()))
         return
     freeze()
     worker = Worker(llm, link, link.put)
     engine = llm.engine
     size, longest = engine.model.config.vocab_size, engine.max_model_len
-    link.put((None, size, longest, engine.config.acceptance, llm.sampling_defaults))
+    defaults = llm.sampling_defaults, llm.embedding_defaults
+    link.put((None, size, longest, engine.config.acceptance, *defaults))
     worker.run()
 
 

@@ -273,9 +273,9 @@ class EmbeddingRequest(BaseModel):
     )
     # Additions.
     pooling: Annotated[
-        Literal["mean", "last"], Field(description="of the prompt's hidden states after the last norm")
-    ] = "mean"
-    normalize: Annotated[StrictBool, Field(description="to length 1, as OpenAI's are")] = True
+        Literal["mean", "last"] | None, Field(description="of the prompt's hidden states after the last norm")
+    ] = None
+    normalize: Annotated[StrictBool | None, Field(description="to length 1, as OpenAI's are")] = None
     priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
 

@@ -17,11 +17,14 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenizers import Tokenizer
 
 from reference_impl.interfaces import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from reference_impl.models.embedding_defaults import EmbeddingDefaults
 
 logger = logging.getLogger("inferlab.serving")
 Message = tuple[Any, ...]
@@ -90,13 +93,14 @@ class Prompts(Protocol):
 
 class EngineHost(Protocol):
     """The process or thread where the engine runs. begin: from now on `receive` is called in the event loop with what
-    comes back. acceptance: see EngineConfig. sampling_defaults: see LLM."""
+    comes back. acceptance: see EngineConfig. sampling_defaults, embedding_defaults: see LLM."""
 
     prompts: Prompts
     vocab_size: int
     max_model_len: int
     acceptance: str
     sampling_defaults: dict[str, Any]
+    embedding_defaults: EmbeddingDefaults
 
     @property
     def is_alive(self) -> bool:

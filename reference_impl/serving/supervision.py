@@ -40,6 +40,7 @@ class SupervisedEngine:
         self._engine = EngineProcess(make, prompts)
         self.vocab_size, self.max_model_len = self._engine.vocab_size, self._engine.max_model_len
         self.acceptance, self.sampling_defaults = self._engine.acceptance, self._engine.sampling_defaults
+        self.embedding_defaults = self._engine.embedding_defaults
         self._began: list[float] = []  # when the latest tries did, on the event loop's clock
         self._restarting: asyncio.Task[None] | None = None
 

@@ -185,6 +185,7 @@ class EngineThread:
         self.llm = self.prompts = llm
         self.vocab_size, self.max_model_len = llm.engine.model.config.vocab_size, llm.engine.max_model_len
         self.acceptance, self.sampling_defaults = llm.engine.config.acceptance, llm.sampling_defaults
+        self.embedding_defaults = llm.embedding_defaults
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.send = self._commands.put
 

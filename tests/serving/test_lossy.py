@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from reference_impl import course_model
+from reference_impl.models.embedding_defaults import EmbeddingDefaults
 from reference_impl.serving import server as server_module
 from tests.serving.test_observability import COMPLETIONS, metrics
 
@@ -46,6 +47,7 @@ def test_it_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         def __init__(self, make: Any, prompts: Any, restarts: Any):
             self.prompts, self.vocab_size, self.max_model_len = prompts, 4096, 2048
             self.acceptance, self.sampling_defaults = make.keywords["acceptance"], {}
+            self.embedding_defaults = EmbeddingDefaults()
 
     monkeypatch.setattr(server_module, "SupervisedEngine", Engine)
     for acceptance in ("exact", "typical"):

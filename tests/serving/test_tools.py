@@ -16,6 +16,7 @@ import pytest
 
 from reference_impl import LLM, course_model
 from reference_impl.features.chat.prompts import ChatEncoder
+from reference_impl.models.embedding_defaults import EmbeddingDefaults
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer
@@ -45,6 +46,7 @@ class Scripted:
     """An engine that says what it is told to, a character at a time."""
 
     vocab_size, max_model_len, is_alive, acceptance, sampling_defaults = 4096, 1024, True, "exact", {}
+    embedding_defaults = EmbeddingDefaults()
 
     def __init__(self, folder: Path, said: str, reason: str):
         self.prompts, self.said, self.reason = ChatEncoder(folder), said, reason
