@@ -21,6 +21,23 @@ def special_and_bytes(tokenizer: Tokenizer) -> tuple[set[int], list[int | None],
     return special, ids, {token: byte for byte, token in enumerate(ids) if stand_for_bytes and token is not None}
 
 
+def text_of(tokenizer: Tokenizer, tokens: Sequence[int], skips_special: bool = False) -> str:
+    """The text of tokens. Later tokens change nothing in it but a split character at its end. The tokenizers library
+    turns every byte of a run that is not valid UTF-8 into U+FFFD, also the bytes of its whole characters; so here
+    invalid bytes alone are replaced by those of U+FFFD before it decodes."""
+    _, ids, in_bytes = special_and_bytes(tokenizer)
+    if in_bytes and not in_bytes.keys().isdisjoint(tokens):
+        found: list[int | None] = []
+        for are_bytes, run in itertools.groupby(tokens, in_bytes.__contains__):
+            if are_bytes:
+                text = bytes(map(in_bytes.__getitem__, run)).decode("utf-8", "replace")
+                found += [ids[byte] for byte in text.encode()]
+            else:
+                found += run
+        tokens = [token for token in found if token is not None]
+    return tokenizer.decode(tokens, skip_special_tokens=skips_special)
+
+
 class TextStream:
     """Takes one request's output tokens and says which new text is certain.
 
@@ -32,7 +49,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str] = ()):
         self._tokenizer, self._stop = tokenizer, stop
-        self._special, self._ids, self._bytes = special_and_bytes(tokenizer)
+        self._special, _, _ = special_and_bytes(tokenizer)
         self._window = [*itertools.islice(filter(self._has_text, reversed(prompt)), _CONTEXT)][::-1]  # the last tokens
         text = self._decode(self._window)
         self._after_split = text.endswith(_BAD)  # of the prompt: no output, unless a token completes the character
@@ -73,19 +90,7 @@ class TextStream:
         return not (self.skips_special and token in self._special) and self._tokenizer.id_to_token(token) is not None
 
     def _decode(self, tokens: list[int]) -> str:
-        """The text of tokens. Later tokens change nothing in it but a split character at its end. The tokenizers
-        library turns every byte of a run that is not valid UTF-8 into U+FFFD, also the bytes of its whole characters;
-        so here invalid bytes alone are replaced by those of U+FFFD before it decodes."""
-        if self._bytes and not self._bytes.keys().isdisjoint(tokens):
-            found: list[int | None] = []
-            for are_bytes, run in itertools.groupby(tokens, self._bytes.__contains__):
-                if are_bytes:
-                    text = bytes(map(self._bytes.__getitem__, run)).decode("utf-8", "replace")
-                    found += [self._ids[byte] for byte in text.encode()]
-                else:
-                    found += run
-            tokens = [token for token in found if token is not None]
-        return self._tokenizer.decode(tokens, skip_special_tokens=self.skips_special)
+        return text_of(self._tokenizer, tokens, self.skips_special)
 
     def give(self, text: str, final: bool) -> str:
         """The certain part of a text: all before a stop string, or before what may become one. final: no more comes."""

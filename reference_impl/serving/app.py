@@ -28,6 +28,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 
+from reference_impl.core.detokenizer import text_of
 from reference_impl.features.chat.messages import MessageError
 from reference_impl.features.chat.tool_calls import check_parser
 from reference_impl.features.texts.tokens import TokenText
@@ -220,9 +221,7 @@ class _Server:
             if token >= self.engine.vocab_size:
                 message = f"tokens: {token} is outside the vocabulary [0, {self.engine.vocab_size})"
                 raise Refused(400, message, param="tokens")
-        tokenizer = self.engine.prompts.tokenizer
-        assert tokenizer is not None  # see __init__
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        [text] = await asyncio.to_thread(self._texts, [body.tokens])
         return {"prompt": text}
 
     async def here(self) -> dict[str, Any]:
@@ -258,7 +257,7 @@ class _Server:
     def _texts(self, prompts: Sequence[str | list[int]]) -> list[str]:
         tokenizer = self.engine.prompts.tokenizer
         assert tokenizer is not None  # see __init__
-        return [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in prompts]
+        return [p if isinstance(p, str) else text_of(tokenizer, p) for p in prompts]
 
     def _sampling(self, make: Callable[[], Any]) -> Any:
         try:

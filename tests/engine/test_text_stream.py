@@ -98,6 +98,18 @@ def test_a_prompt_that_ends_inside_a_character_does_not_leak_into_the_output() -
     assert stream(as_bytes("!"), as_bytes("secret\ufffd"))[1].text == "!"
 
 
+def test_u_fffd_that_is_a_character_of_the_text_is_given_once_wherever_the_prompt_ends() -> None:
+    """Its bytes are text like any other; before they are complete they look like it, and so nothing is to be added."""
+    raw = as_bytes("a\ufffd\ufffdb")
+    for cut in range(1, len(raw)):
+        before = decode(raw[:cut])
+        assert stream(raw[cut:], raw[:cut])[1].text == decode(raw).removeprefix(before), cut
+    half = as_bytes("日")[:2]
+    assert stream(as_bytes("\ufffd!"), as_bytes("x") + half)[1].text == "\ufffd!", (
+        "behind a character that is broken off"
+    )
+
+
 def test_an_unfinished_character_at_the_end_is_shown_as_one() -> None:
     assert stream(as_bytes("ok😀")[:-1])[1].text == "ok\ufffd"
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+import random
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from reference_impl.assembly.outputs import logprob_dicts
-from reference_impl.core.detokenizer import TextStream
+from reference_impl.core.detokenizer import TextStream, text_of
 from reference_impl.features.texts.tokens import TokenText
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.answers import ChatShape, CompletionShape
@@ -101,6 +103,40 @@ def test_offsets_around_bytes_that_are_no_character(name: str, echo: bool) -> No
             for token, place in zip(answer, places, strict=True):
                 if (one := tokens.bytes(token)).isalpha():
                     assert whole[place:].encode().startswith(one), (raw, cut, whole, places)
+
+
+def places_of_bytes(raw: bytes) -> tuple[str, list[int]]:
+    """Text as Python decodes it, and for each byte the character that it is part of."""
+    wrong: dict[int, int] = {}  # where bytes that are one U+FFFD begin, and their number
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeDecodeError)
+        wrong[error.start] = error.end - error.start
+        return "\ufffd", error.end
+
+    codecs.register_error("noted", replace)
+    text, places = raw.decode("utf-8", "noted"), []
+    for at, character in enumerate(text):
+        places += [at] * wrong.get(len(places), len(character.encode()))
+    return text, places
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte fallback", "byte fallback, no prefix"])
+def test_an_echoed_prompts_text_and_offsets_where_several_bytes_are_no_character(name: str) -> None:
+    """The letter h is a byte here, too: bytes beside it that are none must not swallow it."""
+    made = tokenizer(name)
+    tokens, end = TokenText(made), made.token_to_id("<|end|>")
+    of_byte = {tokens.bytes(token): token for token in reversed(range(made.get_vocab_size())) if token != end}
+    draw = random.Random(1)
+    parts = [*(bytes([byte]) for byte in b"h\xef\xbf\xbd\xe6\x97\xa5\xff\xf0\x9f"), b"lo"]
+    for number in range(300):
+        drawn = INVALID[number] if number < len(INVALID) else b"".join(draw.choices(parts, k=draw.randint(1, 9)))
+        ids = [of_byte[bytes([byte])] for byte in drawn]
+        text, expected = places_of_bytes(drawn)
+        assert text_of(made, ids) == text
+        shown = shape(tokens, ids, echo=[text])
+        told = shown.delta(Piece(0, "", [end], [report(end)], prompt_logprobs=[report(token) for token in ids[1:]]))
+        assert told["logprobs"]["text_offset"][: len(ids)] == expected, drawn
 
 
 def _is_text(raw: bytes) -> bool:
