@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.bench.gpu_warm import Job
 
+NEEDS = (
+    "expected a GPU that torch sees (torch.cuda.is_available()), Triton, and no TRITON_INTERPRET; --dry-run tries this "
+    "program on any machine that has Triton"
+)
 WARM = 60.0  # seconds
 WORKERS = 14  # that compile ahead, at most: each has a context of the driver's and some gigabytes of the GPU
 PATIENCE = 3  # a case is stopped after this many times its expected seconds
@@ -57,32 +62,46 @@ def remarks(result: dict[str, Any]) -> Iterator[str]:
         yield "The run was ended before its last case."
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench gpu", description=__doc__)
+def parser(name: str = "gpu") -> argparse.ArgumentParser:
+    described = __doc__ if name == "gpu" else kernels.__doc__
+    parser = argparse.ArgumentParser(prog=f"python -m reference_impl.bench {name}", description=described)
     parser.add_argument("--seconds", type=float, default=480.0, help="no case begins that would end after that")
     parser.add_argument("--only", default="", help="cases whose name contains this; nothing is saved without --out")
-    parser.add_argument("--rounds", type=int, default=5, help="windows or runs of a figure")
-    parser.add_argument("--out", type=Path, help="where the results go; default: results/gpu.json")
+    parser.add_argument("--out", type=Path, help=f"where the results go; default: results/{name}.json")
     parser.add_argument("--no-save", action="store_true", help="write nothing")
     parser.add_argument("--dry-run", action="store_true", help="everything tiny, on any machine; nothing is saved")
-    parser.add_argument("--kernels", action="store_true", help="in the time that is left, all of `bench kernels`, too")
-    parser.add_argument("--warm", type=float, default=WARM, help="seconds for compiling ahead on all cores; 0: none")
+    if name == "gpu":
+        parser.add_argument("--rounds", type=int, default=5, help="windows or runs of a figure")
+        parser.add_argument(
+            "--warm", type=float, default=WARM, help="seconds for compiling ahead on all cores; 0: none"
+        )
+    else:
+        parser.set_defaults(seconds=270.0, rounds=kernels.ROUNDS, warm=0.0)
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the bench. 0: everything that ran is right. 1: something failed. 2: this machine lacks what it needs."""
-    options = parser().parse_args(arguments)
-    cases = [case for case in gpu_cases.CASES if options.only in case.name]
+def chosen(name: str, only: str) -> list[Case]:
+    """The cases of the bench of this name, or those of them with `only` in their names; kernels are lines of one."""
+    if name == "gpu":
+        return [case for case in gpu_cases.CASES if only in case.name]
+    rows = tuple(row for row in gpu_cases.EVERY_KERNEL.rows if only in row)
+    return [replace(gpu_cases.EVERY_KERNEL, rows=rows, seconds=10 + 2.5 * len(rows))] if rows else []
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "gpu") -> int:
+    """Runs the bench `gpu`, or `kernels`. 0: everything that ran is right. 1: something failed. 2: this machine lacks
+    what it needs."""
+    options = parser(name).parse_args(arguments)
+    cases = chosen(name, options.only)
     if not cases:
-        names = "; ".join(case.name for case in gpu_cases.CASES)
-        parser().error(f"--only {options.only!r}: expected a part of one of: {names}")
+        names = [case.name for case in gpu_cases.CASES] if name == "gpu" else gpu_cases.EVERY_KERNEL.rows
+        parser(name).error(f"--only {options.only!r}: expected a part of one of: {'; '.join(names)}")
     if not options.dry_run and (not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET")):
-        print(kernels.NEEDS, file=sys.stderr)
+        print(NEEDS, file=sys.stderr)
         return 2
     out: Path | None = options.out
     if out is None and not (options.dry_run or options.no_save or options.only):  # a part must not replace the whole
-        out = harness.RESULTS / "gpu.json"
+        out = harness.RESULTS / f"{name}.json"
     if out and (out.is_dir() or not os.access(out if out.exists() else out.absolute().parent, os.W_OK)):
         print(f"--out {out}: expected a file that can be written, in a folder that exists", file=sys.stderr)
         return 2
@@ -93,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in compile_ahead(gpu_warm.jobs(), min(WORKERS, os.cpu_count() or 1), options.warm):
             print(problem, flush=True)
     device, dtype = ("cpu", torch.float32) if options.dry_run else ("cuda", torch.bfloat16)
-    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline)
+    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline, options.only)
     result: dict[str, Any] = {}
     try:
         for result in run(bench, cases):
@@ -108,11 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if out:
         out.with_suffix(".md").write_text(markdown(result) + "\n", "utf-8")
         print(f"wrote {out}")
-    status = int(any(failed(row) for row in result["rows"])) if result["complete"] else 130
-    if options.kernels and result["complete"]:
-        words = ["--seconds", str(max(0.0, bench.left)), *["--dry-run"] * bench.tiny, *["--no-save"] * options.no_save]
-        status = max(status, kernels.main(words))
-    return status
+    return int(any(failed(row) for row in result["rows"])) if result["complete"] else 130
 
 
 def failed(row: dict[str, Any]) -> bool:
@@ -175,7 +190,8 @@ def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection
     """Measures in the process. When its parent is gone it ends with the next line, since the pipe is closed."""
     receiving.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    [case] = [case for case in [gpu_cases.LIMITS, *gpu_cases.CASES] if case.name == name]
+    known = [gpu_cases.LIMITS, *gpu_cases.CASES, gpu_cases.EVERY_KERNEL]
+    [case] = [case for case in known if case.name == name]
     try:
         for row in case.run(bench):
             sending.send((row, bench.known()))

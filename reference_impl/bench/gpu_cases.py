@@ -12,7 +12,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from reference_impl.bench.gpu_bounds import work_of
 from reference_impl.bench.gpu_engines import TOKENS, Bench, Tokens, greedy, prompts_of, requests, statistics_of, timed
 from reference_impl.bench.gpu_peers import PEER_ROWS, peers
 from reference_impl.bench.gpu_rows import Row
-from reference_impl.bench.kernel_work import Place
 from reference_impl.interfaces import SamplingParams
 
 LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph
@@ -263,8 +262,8 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
 def limits(bench: Bench) -> Iterator[Row]:
     """Measures what this machine does at best, as in the bench of kernels; all other limits are counted from this."""
     bench.stamp = harness.stamp() | harness.gpu_state()
-    place = Place(bench.device, bench.dtype, bench.tiny)
-    bench.raw_limits = kernels.limits(place, kernels.timer_of(place, 15))
+    place = kernels.Place(bench.device, bench.dtype, bench.tiny)
+    bench.raw_limits = kernels.limits(place, kernels.timer_of(place))
     for metric, name, unit in zip(LIMIT_ROWS, ("copy", "16 bits", "fp8"), ("TB/s", *["TFLOP/s"] * 2), strict=False):
         value = bench.raw_limits[name] * 1e-12
         yield Row(metric, unit, harness.spread([value])) if value else Row(metric, problem="torch has none here")
@@ -289,16 +288,26 @@ def launch_gap(bench: Bench) -> list[float]:
 
 
 def kernels_with_goals(bench: Bench) -> Iterator[Row]:
-    """Measures kernels one after another, as long as there is time. A dry run checks two."""
-    place = Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
-    timer = kernels.timer_of(place, 15)
-    for case in KERNELS:
-        if bench.left < 5 or (bench.tiny and case not in KERNELS[:2]):
-            yield kernels.row_of(case.name, {"left_out": "left out: `bench kernels` has them all"})
+    """Measures kernels that have a goal, in so short a time that no peer is compiled. A dry run checks two."""
+    return kernel_rows(bench, KERNELS, bench.pick(len(KERNELS), 2), 15)
+
+
+def every_kernel(bench: Bench) -> Iterator[Row]:
+    """Measures all kernels, of whose names `bench.only` is a part, beside peers that are compiled, too."""
+    chosen = [case for case in kernel_cases.CASES if bench.only in kernels.METRIC.format(case.name)]
+    return kernel_rows(bench, chosen, len(chosen), bench.left)
+
+
+def kernel_rows(bench: Bench, cases: Sequence[kernels.Case], count: int, seconds: float) -> Iterator[Row]:
+    """Measures the first `count` kernels one after another, while there is time; each has `seconds` at most."""
+    place = kernels.Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
+    timer = kernels.timer_of(place)
+    for number, case in enumerate(cases):
+        if bench.left < 5 or number >= count:
+            yield kernels.unmeasured(case, "left out: `bench kernels` has them all, with more --seconds")
             continue
-        # So short a time that no peer is compiled: `bench kernels` has them.
-        result = kernels.run([case], place, timer, min(bench.left, 15.0), limit=bench.raw_limits)
-        yield kernels.row_of(case.name, result["cases"][case.name])
+        deadline = min(bench.deadline, time.monotonic() + seconds)
+        yield kernels.row_of(case, place, timer, bench.raw_limits, deadline)
 
 
 @dataclass(frozen=True)
@@ -322,11 +331,16 @@ def _sweep(shape: str, seconds: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16,
     return Case(metric.format("1-256"), rows, seconds, lambda bench: sweep(bench, shape, sizes, metric))
 
 
+def _metrics(cases: Sequence[kernels.Case]) -> tuple[str, ...]:
+    return tuple(kernels.METRIC.format(case.name) for case in cases)
+
+
 STREAM, BATCH = "one stream, context 1k, {}", "256 requests of nano-vllm, qwen3-0.6b {}"
 LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP8", "launch gap in a graph")
 IDLE_ROWS = ("GPU idle, qwen3-0.6b, B 256", "GPU waits for the host, same", "work of the host per step, same")
 KERNELS = [case for case in kernel_cases.CASES if case.goal is not None]
 LIMITS = Case("limits", LIMIT_ROWS, 12, limits)
+EVERY_KERNEL = Case("every kernel", _metrics(kernel_cases.CASES), 90, every_kernel)  # `bench kernels`
 CASES = [
     _one(BATCH.format("bf16"), 40, workload),
     _one(STREAM.format("llama-3-8b bf16"), 25, one_stream, "llama-3-8b"),
@@ -340,7 +354,7 @@ CASES = [
     _sweep("qwen3-0.6b", 20),
     Case("GPU idle", IDLE_ROWS, 15, idle),
     _sweep("llama-3-8b", 30),
-    Case("kernels", tuple(kernels.METRIC.format(case.name) for case in KERNELS), 20, kernels_with_goals),
+    Case("kernels", _metrics(KERNELS), 20, kernels_with_goals),
     _sweep("qwen3-30b-a3b", 60, (1, 64)),
 ]
 

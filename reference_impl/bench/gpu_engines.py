@@ -48,6 +48,7 @@ class Bench:
     """The device and its time, what is known of this machine, and the engines of the case that runs.
 
     tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
+    only: a part of the names of the kernels that `bench kernels` runs.
     raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
     """
 
@@ -56,6 +57,7 @@ class Bench:
     tiny: bool = False
     rounds: int = 5
     deadline: float = float("inf")
+    only: str = ""
     raw_limits: dict[str, float] = field(default_factory=dict)
     configurations: dict[str, Any] = field(default_factory=dict)
     stamp: dict[str, Any] = field(default_factory=dict)

@@ -78,6 +78,8 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     """Lines of Markdown: what a reader must know of a figure beyond the table."""
     for row in rows:
         said = [row.problem] * (row.ours is not None) + [row.note] * (not row.goal_unit)
+        said += [f"{peer} did not run: {error}" for peer, error in row.detail.get("peer_errors", {}).items()]
+        said += [f"{late}: with the host's time, longer than the pause" for late in row.detail.get("late", [])]
         if any(said):
             yield f"- {row.metric}: {'; '.join(filter(None, said))}"
 

@@ -9,7 +9,7 @@ import torch
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench import kernel_cases
 from reference_impl.bench.gpu_engines import BLOCK_SIZE, TINY
-from reference_impl.bench.kernel_work import Place
+from reference_impl.bench.kernels import Place
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.shapes import SHAPES
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.bench.kernel_work import BLOCK_SIZE, UINT8, Cast, Peer, Place, Work, kernel
+from reference_impl.bench.kernels import BLOCK_SIZE, UINT8, Cast, Peer, Place, Work, kernel
 from reference_impl.kernels import reference
 
 
@@ -78,16 +78,14 @@ def _attention_peers(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
 
     group = q.shape[2] // k.shape[2]
 
-    def sdpa(backend: SDPBackend, repeat: int = 1) -> Peer:
-        """One of torch's backends. repeat: a backend that knows no groups gets copies of the KV heads."""
-
+    def sdpa(backend: SDPBackend) -> Peer:
         def prepare() -> Callable[[], Tensor]:
-            query, key, value = (t.transpose(1, 2) for t in (q, *(t.repeat_interleave(repeat, 2) for t in (k, v))))
+            query, key, value = (t.transpose(1, 2) for t in (q, k, v))
 
             def run() -> Tensor:
                 with sdpa_kernel(backend):
                     out = F.scaled_dot_product_attention(
-                        query, key, value, is_causal=causal, scale=scale, enable_gqa=repeat < group
+                        query, key, value, is_causal=causal, scale=scale, enable_gqa=group > 1
                     )
                 return out.transpose(1, 2).flatten(0, 1)
 
@@ -109,21 +107,8 @@ def _attention_peers(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
         given: list[Any] = [*(t.flatten(0, 1) for t in (q, key, value)), *starts, q.shape[1], k.shape[1]]
         return lambda: run(*given, **options)  # type: ignore[return-value]
 
-    def flex() -> Callable[[], Tensor]:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        size, mask = (q.shape[1], k.shape[1]), None
-        if causal:
-            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, *size, device=str(q.device))
-        query, key, value = (t.transpose(1, 2) for t in (q, k, v))
-        run: Any = torch.compile(flex_attention, dynamic=False)
-        given = {"block_mask": mask, "scale": scale, "enable_gqa": True}
-        return lambda: run(query, key, value, **given).transpose(1, 2).flatten(0, 1)
-
     return {
         "SDPA flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "SDPA cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
-        "SDPA efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION, group),
         "varlen": Peer(varlen),
-        "FlexAttention": Peer(flex, compiles=True),
     }

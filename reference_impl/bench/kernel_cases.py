@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reference_impl.bench import kernel_products as products
 from reference_impl.bench.kernel_attention import decode, prefill
-from reference_impl.bench.kernel_work import (
+from reference_impl.bench.kernels import (
     BLOCK_SIZE,
     FP8,
     INT8,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.bench.kernel_work import FP8, INT8, UINT8, Cast, Peer, Place, Work, kernel, twins
+from reference_impl.bench.kernels import FP8, INT8, UINT8, Cast, Peer, Place, Work, kernel, twins
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference.linear import FP4_STEP, GROUP
 

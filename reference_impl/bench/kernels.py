@@ -1,36 +1,148 @@
-"""`python -m reference_impl.bench kernels`: every kernel against the limit of this GPU and against torch's own.
+"""A case of the kernel bench: given tensors, how the result is checked, what else can compute it, and how it is timed.
 
-From the source tree, on a machine with torch, triton, numpy and nothing else. First the limits are measured: how fast
-memory is copied, and how fast matrices multiply. Then each case (kernel_cases.py): the kernel's result is checked by
-the error rule, or it is not timed; then kernel and peers run in turns, between two GPU events and after a pause on the
-GPU during which the host gets ahead: what is measured is the GPU's time, without Python's.
+`python -m reference_impl.bench kernels` runs all of kernel_cases.py as `bench gpu` runs its cases. A kernel's result is
+checked by the error rule, or it is not timed; then kernel and peers run in turns, between two GPU events and after a
+pause on the GPU during which the host gets ahead: what is measured is the GPU's time, without Python's.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import importlib
 import statistics
-import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from reference_impl.bench import gpu_rows, harness
+from reference_impl.bench import harness
 from reference_impl.bench.gpu_rows import Row
-from reference_impl.bench.kernel_cases import CASES
-from reference_impl.bench.kernel_work import Case, Goal, Place, wrong
+from reference_impl.kernels import reference
 
-NEEDS = (
-    "expected a GPU that torch sees (torch.cuda.is_available()), Triton, and no TRITON_INTERPRET; --dry-run tries this "
-    "program on any machine that has Triton"
-)
 PAUSE = 4_000_000  # clocks of the GPU: two milliseconds
+ROUNDS = 15
 METRIC = "kernel: {}"  # in the table of `bench gpu`
 COMPILING_SECONDS = 40.0  # what a peer that compiles may need; with less time left it is left out
+
+Cast = Callable[[Any], Any]
+BLOCK_SIZE = 16
+INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device and dtype of a case. tiny: sizes for the interpreter."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool = False
+
+    def pick(self, real: Any, tiny: Any) -> Any:
+        return tiny if self.tiny else real
+
+    def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Random numbers, the same in every run. They are drawn on the device: there may be billions."""
+        return torch.randn(shape, device=self.device, dtype=self.dtype) * scale
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to compute it. prepare() gives what is timed; its own work (compilation, a custom layout) is not."""
+
+    prepare: Callable[[], Callable[[], Any]]
+    compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out
+
+
+def tensors(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def flat(found: Any) -> Tensor:
+    return found if isinstance(found, Tensor) else torch.cat([t.flatten() for t in found])
+
+
+@dataclass
+class Work:
+    """The work of a case. ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part`
+    takes from results what is compared.
+
+    given: tensors that must be read once, while the result must be written once; moved: their bytes, where it is not
+    so. precision: that of `flops`. cold: flush the L2 before each run, as between two layers of a decoding step.
+    """
+
+    ours: Callable[[], Any]
+    expected: Callable[[Cast], Any]
+    given: tuple[Tensor, ...] = ()
+    moved: float | None = None
+    flops: float = 0.0
+    precision: str = "16 bits"
+    cold: bool = False
+    part: Callable[[Any], Tensor] = flat
+    peers: dict[str, Peer] = field(default_factory=dict)
+
+    def bytes_moved(self, result: Any) -> float:
+        return bytes_of(*self.given, *tensors(result)) if self.moved is None else self.moved
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A goal from the project's list. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
+
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[Place], Work]
+    goal: Goal | None = None
+
+
+def as_is(value: Any) -> Any:
+    return value
+
+
+def double(value: Any) -> Any:
+    """The value in float64, also in place of a dtype; codes of 8 bits and whole numbers stay."""
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    is_float = isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1
+    return value.double() if is_float else value
+
+
+def wrong(work: Work, found: Any) -> str | None:
+    """What breaks the error rule: against float64 at most twice the error of plain torch, and 2 eps max |reference|."""
+    exact, plain, part = flat(work.expected(double)), flat(work.expected(as_is)), work.part(found)
+    if part.shape != plain.shape:
+        return f"has the shape {list(part.shape)}, expected {list(plain.shape)}"
+    if not exact.is_floating_point():
+        differ = int((part != exact).sum())
+        return f"differs in {differ} of {exact.numel()} places" if differ else None
+    error, allowed = (part.double() - exact).abs().max(), 2 * (plain.double() - exact).abs().max()
+    allowed += 2 * torch.finfo(plain.dtype).eps * exact.abs().max()
+    return None if bool(error <= allowed) else f"has an error of {float(error):.3g}, allowed {float(allowed):.3g}"
+
+
+def kernel(name: str, module: str = "") -> Any:
+    """A kernel's host function, imported when a case is made: by then it is settled whether kernels are interpreted."""
+    return getattr(importlib.import_module(f"reference_impl.kernels.{module or name}"), name)
+
+
+def twins(name: str, *given: Any, module: str = "", options: dict[str, Any] | None = None, **fields: Any) -> Work:
+    """A kernel and the reference of the same name, given the same. fields: the others of `Work`."""
+    ours, theirs, named = kernel(name, module), getattr(reference, name), options or {}
+    return Work(
+        lambda: ours(*given, **named),
+        lambda cast: theirs(*map(cast, given), **{key: cast(value) for key, value in named.items()}),
+        tuple(value for value in (*given, *named.values()) if isinstance(value, Tensor)), **fields,
+    )  # fmt: skip
+
+
+def bytes_of(*tensors: Tensor) -> float:
+    return float(sum(t.numel() * t.element_size() for t in tensors))
 
 
 class OnGpu:
@@ -79,8 +191,8 @@ class OnCpu:
 Timer = OnGpu | OnCpu
 
 
-def timer_of(place: Place, rounds: int) -> Timer:
-    return OnCpu() if place.tiny else OnGpu(rounds)
+def timer_of(place: Place) -> Timer:
+    return OnCpu() if place.tiny else OnGpu(ROUNDS)
 
 
 def limits(place: Place, timer: Timer) -> dict[str, float]:
@@ -105,30 +217,6 @@ def limits(place: Place, timer: Timer) -> dict[str, float]:
         print(f"torch has no product in FP8 here: {said(error)}")
     seconds = {name: statistics.median(values) for name, values in timer(runs, False).items()}
     return found | {"nothing": seconds.pop("nothing")} | {name: work[name] / s for name, s in seconds.items()}
-
-
-def run(
-    cases: Sequence[Case], place: Place, timer: Timer, seconds: float, limit: dict[str, float] | None = None
-) -> dict[str, Any]:
-    """Runs all cases until the time is up; the rest is named as left out. limit: the limits, if they are known
-    already."""
-    deadline = time.monotonic() + seconds
-    result: dict[str, Any] = {
-        "stamp": harness.stamp(), "dry_run": place.tiny, "dtype": str(place.dtype).removeprefix("torch."),
-        "limits": limit or limits(place, timer), "cases": {}, "left_out": [],
-    }  # fmt: skip
-    for case in cases:
-        if time.monotonic() > deadline:
-            result["left_out"].append(case.name)
-            continue
-        torch.manual_seed(0)
-        try:
-            result["cases"][case.name] = measure(case, place, timer, result["limits"], deadline)
-        except Exception as error:  # what stops one case must not hide the others
-            result["cases"][case.name] = {"error": said(error)}
-        print(line(case.name, result["cases"][case.name]), flush=True)
-    result["seconds"] = seconds - (deadline - time.monotonic())
-    return result
 
 
 def measure(case: Case, place: Place, timer: Timer, limit: dict[str, float], deadline: float) -> dict[str, Any]:
@@ -188,85 +276,32 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:300]
 
 
-def line(name: str, entry: dict[str, Any]) -> str:
-    """A line for a terminal: the cells of the table, and how much the kernel moves or computes in a second."""
-    cells = "  ".join(gpu_rows.cells(row_of(name, entry)))
-    if "error" in entry:
-        return cells
-    which, unit = ("bytes", "TB/s") if entry["limited_by"] == "memory" else ("flops", "TFLOP/s")
-    return f"{cells}  {entry[f'{which}_per_second'] / 1e12:.3g} {unit}"
-
-
-def row_of(name: str, found: dict[str, Any]) -> Row:
-    """An entry as a line of the table of `bench gpu`, in µs; a goal stays in the unit that the case says."""
-    of_table = [vars(case.goal) for case in CASES if case.name == name and case.goal]  # also of what has an error
-    goal = found.get("goal", of_table[0] if of_table else None)
-    aim: dict[str, Any] = {} if goal is None else {"goal": goal["value"], "goal_unit": goal["unit"]}
-    metric, problem = METRIC.format(name), found.get("error") or found.get("left_out")
-    if problem:
-        return Row(metric, problem=problem, **aim)
-    ours = {key: value if key == "runs" else 1e6 * value for key, value in found["seconds"]["ours"].items()}
+def row_of(case: Case, place: Place, timer: Timer, limit: dict[str, float], deadline: float) -> Row:
+    """Measures a case, as a line of the table, in µs; a goal stays in the unit that the case says."""
+    torch.manual_seed(0)
+    try:
+        found = measure(case, place, timer, limit, deadline)
+    except Exception as error:  # what stops one case must not hide the others
+        found = {"error": said(error)}
+    if "error" in found:
+        return unmeasured(case, found["error"])
     best, reached = found.get("best_peer"), found.get("goal", {}).get("reached")
-    return Row(
-        metric, "µs", ours, 1e6 * found["limit_seconds"], less_is_better=True, detail=found,
+    return replace(
+        unmeasured(case, ""), unit="µs", limit=1e6 * found["limit_seconds"], less_is_better=True, detail=found,
+        ours={key: value if key == "runs" else 1e6 * value for key, value in found["seconds"]["ours"].items()},
         peer=None if best is None else (best, 1e6 * found["seconds"][best]["median"]),
-        note="" if reached is None else f"reached {reached:.3g}", **aim,
+        note="" if reached is None else f"reached {reached:.3g}",
     )  # fmt: skip
 
 
-def notes(result: dict[str, Any]) -> str:
-    """Notes: the limits; every peer that did not run, with its reason and the cases; and what was left out."""
-    lim, missing, lines = result["limits"], defaultdict[tuple[str, str], list[str]](list), list[str]()
-    lines.append(
-        f"measured limits: copy {lim['copy'] / 1e12:.2f} TB/s, matrix products {lim['16 bits'] / 1e12:.0f} TFLOP/s in "
-        f"{result['dtype']}, {lim['fp8'] / 1e12:.0f} in FP8; two events with nothing between them "
-        f"{lim['nothing'] * 1e6:.1f} µs, which every figure contains; {result['stamp']['gpu'] or 'no GPU'}, torch "
-        f"{result['stamp']['versions']['torch']}, triton {result['stamp']['versions']['triton']}; "
-        f"{result['seconds']:.0f} s"
-    )
-    for name, entry in result["cases"].items():
-        for peer, error in entry.get("peer_errors", {}).items():
-            missing[peer, error].append(name)
-        if entry.get("late"):
-            lines.append(f"{name}: with the host's time, which was longer than the pause: {', '.join(entry['late'])}")
-    lines += [f"did not run: {peer}: {error} ({'; '.join(names)})" for (peer, error), names in missing.items()]
-    if result["left_out"]:
-        lines.append(f"left out, the time was up: {'; '.join(result['left_out'])}")
-    if result["dry_run"]:
-        lines.append("a dry run in the interpreter: the results are proven, the times mean nothing")
-    return "\n".join(lines)
+def unmeasured(case: Case, problem: str) -> Row:
+    """The case's line without a figure: why there is none, and the goal."""
+    goal, unit = (case.goal.value, case.goal.unit) if case.goal else (None, "")
+    return Row(METRIC.format(case.name), problem=problem, goal=goal, goal_unit=unit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the bench. 0: every case ran and is right. 1: one is not. 2: this machine lacks what the bench needs."""
-    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench kernels", description=__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="every case once, tiny, in Triton's interpreter")
-    parser.add_argument("--only", default="", help="cases whose name contains this; nothing is saved")
-    parser.add_argument("--seconds", type=float, default=270.0, help="no case begins after that")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--no-save", action="store_true", help="write no results/kernels.json")
-    options = parser.parse_args(arguments)
-    if options.dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
-    try:
-        from reference_impl.kernels.launch import architecture, is_interpreted
+    from reference_impl.bench import gpu
 
-        ready = is_interpreted() if options.dry_run else torch.cuda.is_available() and not is_interpreted()
-        if ready and not options.dry_run:
-            architecture()
-    except (ImportError, ValueError) as error:
-        print(f"{NEEDS}. {error}", file=sys.stderr)
-        return 2
-    if not ready:
-        print(NEEDS, file=sys.stderr)
-        return 2
-    cases = [case for case in CASES if options.only in case.name]
-    if not cases:
-        parser.error(f"--only {options.only!r}: expected a part of one of: {'; '.join(case.name for case in CASES)}")
-    device, dtype = ("cpu", torch.float16) if options.dry_run else ("cuda", torch.bfloat16)
-    place = Place(torch.device(device), dtype, tiny=options.dry_run)
-    result = run(cases, place, timer_of(place, options.rounds), options.seconds)
-    print(notes(result))
-    if not (options.dry_run or options.no_save or options.only):  # a part must not replace the whole
-        print(f"wrote {harness.save('kernels', result)}")
-    return int(any("error" in entry for entry in result["cases"].values()))
+    return gpu.main(arguments, "kernels")

@@ -73,15 +73,9 @@ def gpu_part(result: dict[str, Any]) -> str:
 
 
 def kernels_part(result: dict[str, Any]) -> str:
-    from reference_impl.bench import gpu_rows, kernels
+    from reference_impl.bench import gpu
 
-    rows = [kernels.row_of(name, found) for name, found in result["cases"].items()]
-    stamp = result["stamp"]
-    return "\n".join([
-        "`python -m reference_impl.bench kernels` measures:", "", *gpu_rows.table(rows), "",
-        f"{stamp['gpu']}, torch {stamp['versions']['torch']}, triton {stamp['versions']['triton']}, {stamp['date']}, "
-        f"commit {stamp['commit']}; the limits are those of this machine, measured in the same run.",
-    ])  # fmt: skip
+    return f"`python -m reference_impl.bench kernels` measures:\n\n{gpu.markdown(result)}"
 
 
 def gates_part(record: dict[str, Any]) -> str:

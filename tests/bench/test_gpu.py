@@ -351,7 +351,6 @@ def test_inferlab_bench_gpu_is_the_same_program(monkeypatch: pytest.MonkeyPatch)
         "--out",
         "a.json",
         "--dry-run",
-        "--kernels",
         "--no-save",
     ]
     assert CliRunner().invoke(app, ["bench", "gpu", *words]).exit_code == 1

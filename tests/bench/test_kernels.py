@@ -15,23 +15,25 @@ import pytest
 import torch
 
 import reference_impl
+from reference_impl.bench import gpu_cases, gpu_rows
 from reference_impl.bench import kernels as bench
+from reference_impl.bench.gpu_engines import Bench
 from reference_impl.bench.kernel_cases import CASES
-from reference_impl.bench.kernel_work import Case, Goal, Peer, Place, Work
+from reference_impl.bench.kernels import Case, Goal, Peer, Place, Work
 
 OWN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 PACKAGE = Path(reference_impl.__file__).parent
 TINY = Place(torch.device("cpu"), torch.float32, tiny=True)
 LIMITS = {"copy": 1e12, "16 bits": 1e14, "fp8": 0.0, "nothing": 0.0}
 NOT_ON_A_BARE_MACHINE = (
-    "typer", "rich", "click", "pydantic", "yaml", "tokenizers", "safetensors", "transformers", "jinja2", "matplotlib",
-    "platformdirs", "scipy", "pytest", "hypothesis",
+    "typer", "rich", "click", "pydantic", "yaml", "transformers", "jinja2", "matplotlib", "platformdirs", "scipy",
+    "pytest", "hypothesis",
 )  # fmt: skip
 
 
 @pytest.fixture
 def bench_in_a_bare_process(forked: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """(*arguments): python -m reference_impl.bench where nothing but torch, triton and numpy can be imported."""
+    """(*arguments): python -m reference_impl.bench without what a bare machine lacks."""
     return lambda *arguments: subprocess.run(
         forked(("-c", bare(*arguments))), capture_output=True, text=True, env=OWN, timeout=600
     )
@@ -54,9 +56,9 @@ def test_a_dry_run_proves_every_case_on_a_bare_machine() -> None:
     lines = done.stdout.splitlines()
     for case in CASES:
         [line] = [line for line in lines if line.startswith(f"kernel: {case.name}  ")]
-        assert re.search(r"  [\d.,]+ µs \([\d.,]+-[\d.,]+\)  .*  \d+ %  .*  \S+ (TB/s|TFLOP/s)$", line), line
-    assert "did not run: FlexAttention: left out: a dry run compiles nothing (decode, B 64" in done.stdout
-    assert "times mean nothing" in lines[-1]
+        assert re.search(r"  [\d.,]+ µs \([\d.,]+-[\d.,]+\)  .*  \d+ %  ", line), line
+    assert "torch.compile did not run: left out: a dry run compiles nothing" in done.stdout
+    assert "every figure is meaningless" in done.stdout
 
 
 def test_every_kernel_has_a_case() -> None:
@@ -84,7 +86,7 @@ def test_a_name_that_no_bench_has_is_refused(bench_in_a_bare_process: Any) -> No
 def test_a_name_that_no_case_has_is_refused(bench_in_a_bare_process: Any) -> None:
     done = bench_in_a_bare_process("kernels", "--dry-run", "--only", "decoding")
     assert done.returncode == 2
-    assert "--only 'decoding': expected a part of one of: decode, B 64, context 4k; " in done.stderr
+    assert "--only 'decoding': expected a part of one of: kernel: decode, B 64, context 4k; " in done.stderr
 
 
 class Clock:
@@ -99,6 +101,10 @@ class Clock:
     def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
         self.asked.append(set(runs))
         return {name: [self.seconds[name]] * 3 for name in runs}
+
+
+def row(case: Case, clock: Clock) -> gpu_rows.Row:
+    return bench.row_of(case, TINY, clock, LIMITS, float("inf"))  # type: ignore[arg-type]
 
 
 X = torch.arange(6.0)
@@ -148,12 +154,9 @@ def test_peers_that_fail_or_compute_something_else_are_named_and_the_rest_is_tim
         "something else": "ValueError: it computes something else",
         "compiles": "left out: a dry run compiles nothing",
     }
-    result = {"cases": {"c": entry, "d": entry}, "limits": LIMITS, "dtype": "x", "seconds": 1.0, "left_out": ["e"]}
-    stamp = {"gpu": "a GPU", "versions": {"torch": "2", "triton": "3"}}
-    notes = bench.notes({**result, "stamp": stamp, "dry_run": False}).splitlines()
-    assert "did not run: broken: RuntimeError: no such kernel (c; d)" in notes
-    assert "left out, the time was up: e" in notes
-    assert any("c: with the host's time" in note and "slow host" in note for note in notes)
+    [note] = gpu_rows.notes([row(Case("c", lambda place: work(peers=peers)), clock)])
+    assert note.startswith("- kernel: c: broken did not run: RuntimeError: no such kernel; ")
+    assert note.endswith("slow host: with the host's time, longer than the pause")
 
 
 @pytest.mark.parametrize(
@@ -175,10 +178,10 @@ def test_limit_goal_and_best_peer(goal: Goal, reached: float | None) -> None:
     assert entry["percent_of_limit"] == pytest.approx(25)
     assert (entry["best_peer"], entry["times_as_fast"]["median"]) == ("fast", pytest.approx(0.5))
     assert entry["goal"]["reached"] == (None if reached is None else pytest.approx(reached))
-    cells = bench.line("c", entry).split("  ")
+    cells = gpu_rows.cells(row(case, Clock(ours=4e-6, slow=40e-6, fast=2e-6)))
     assert cells[:5] == ["kernel: c", "4 µs (4-4)", "fast 2", "1", "25 %"]
     assert cells[5] == f"{goal.value:g} {goal.unit}" + ("" if reached is None else f" (reached {reached:g})")
-    assert cells[6] == "0.25 TB/s"
+    assert entry["bytes_per_second"] == pytest.approx(0.25e12)
     json.dumps(entry)
 
 
@@ -186,11 +189,10 @@ def test_a_case_that_fails_does_not_hide_the_others_and_what_is_left_out_is_name
     def fails(place: Place) -> Work:
         raise torch.OutOfMemoryError("too large")
 
-    clock = Clock(ours=1.0, nothing=0.0, copy=1.0, fp8=1.0, **{"16 bits": 1.0})
-    cases = [Case("fails", fails), Case("works", lambda place: work())]
-    result = bench.run(cases, TINY, clock, seconds=60)  # type: ignore[arg-type]
-    assert result["cases"]["fails"] == {"error": "OutOfMemoryError: too large"}
-    assert "percent_of_limit" in result["cases"]["works"]
-    assert result["left_out"] == []
-    result = bench.run(cases, TINY, clock, seconds=0)  # type: ignore[arg-type]
-    assert (result["cases"], result["left_out"]) == ({}, ["fails", "works"])
+    cases = [Case("fails", fails, Goal(90, "% of limit")), Case("works", lambda place: work())]
+    timed = Bench(TINY.device, TINY.dtype, tiny=True, raw_limits=LIMITS)
+    failed, worked = gpu_cases.kernel_rows(timed, cases, 2, 60)
+    assert (failed.problem, failed.ours, failed.goal) == ("OutOfMemoryError: too large", None, 90)
+    assert (worked.problem, worked.percent_of_limit is None) == ("", False)
+    timed.deadline = 0
+    assert {row.problem.partition(":")[0] for row in gpu_cases.kernel_rows(timed, cases, 2, 60)} == {"left out"}

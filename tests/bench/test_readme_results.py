@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +75,23 @@ def test_a_result_of_a_gpu_gets_in_with_its_machine_and_date(tmp_path: Path) -> 
 
 
 def test_kernels_get_in_too(tmp_path: Path) -> None:
-    spread = harness.spread([1e-3])
-    entry = {
-        "seconds": {"ours": spread, "cuBLAS": harness.spread([2.9e-3])}, "limit_seconds": 8e-4, "best_peer": "cuBLAS",
-        "goal": {"value": 3.0, "unit": "x cuBLAS", "reached": 2.9},
-    }  # fmt: skip
-    cases = {
-        "w4a16, m 1": entry,
-        "gemm, m 16": {"seconds": {"ours": spread}, "limit_seconds": 5e-4},
-        "x": {"error": "bad"},
-    }
-    (tmp_path / "kernels.json").write_text(json.dumps({"cases": cases, "stamp": gpu_result()["stamp"]}))
+    us = harness.spread([1000.0])
+    first = Row(
+        "kernel: w4a16, m 1",
+        "µs",
+        us,
+        800.0,
+        peer=("cuBLAS", 2900.0),
+        note="reached 2.9",
+        goal=3.0,
+        goal_unit="x cuBLAS",
+    )
+    rows = [
+        replace(first, less_is_better=True),
+        Row("kernel: gemm, m 16", "µs", us, 500.0, less_is_better=True),
+        Row("kernel: x", problem="bad"),
+    ]
+    (tmp_path / "kernels.json").write_text(json.dumps(gpu_result(rows=[row.to_json() for row in rows])))
     lines = readme.written(tmp_path).splitlines()
     assert (
         "| kernel: w4a16, m 1 | 1,000 µs (1,000-1,000) | cuBLAS 2,900 | 800 | 80 % | 3 x cuBLAS (reached 2.9) |"

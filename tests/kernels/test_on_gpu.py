@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reference_impl.bench.kernel_cases import CASES
-from reference_impl.bench.kernel_work import Case, Place, wrong
+from reference_impl.bench.kernels import Case, Place, wrong
 from reference_impl.kernels import reference
 from tests.kernels.paged import check, make
 
