@@ -271,8 +271,9 @@ def attended(case: Case, query: int, window: int | None = None, softcap: float |
 def test_attention_to_a_number_that_is_none_is_what_it_is_by_definition(
     options: dict[str, Any], bad: float, attention: Callable[..., Tensor]
 ) -> None:
-    """In a query, key or value. Other rows keep their bits. Queries of the row that do not see the bad number may be
-    either where their tile has it: 0 x NaN is NaN. Of a tile that is left out no value is read."""
+    """In a query, key or value. Other rows keep their bits. In the kernel, queries of the row that do not see the bad
+    number may be either where their tile has it: 0 x NaN is NaN; in the twin they are numbers. Of a tile that is left
+    out no value is read."""
     for where in ("q", "keys", "values")[: 2 if "skip_threshold" in options else 3]:
         case, arguments, queries = asked_of(attention)
         kept = attention(*arguments, **options)
@@ -287,6 +288,8 @@ def test_attention_to_a_number_that_is_none_is_what_it_is_by_definition(
             found = function(*arguments, **options).cpu()
             for kind in (torch.isnan, torch.isposinf, torch.isneginf):
                 assert torch.equal(kind(found[seeing]), kind(expected)), where
+        unseeing = [query for query in range(queries) if query not in seeing]
+        assert found[unseeing].isfinite().all()
         assert torch.equal(attention(*arguments, **options)[queries:], kept[queries:])
 
 
@@ -356,3 +359,62 @@ def test_a_score_of_minus_infinity_weighs_nothing_also_where_all_of_a_split_or_t
     error = 0.03 if "skip_threshold" in options else 2e-3
     for function in (attention, twin_of(attention)):
         torch.testing.assert_close(function(*arguments, **options).double().cpu(), expected, atol=error, rtol=2e-3)
+
+
+def test_a_query_of_a_tree_is_what_it_was_where_it_does_not_see_the_number_that_is_none() -> None:
+    """Tokens 1 and 2 are drafts behind token 0, and token 3 is one behind token 1."""
+    case = make([(4, 20)], 4, 2, 16, torch.float16)
+    ancestors = torch.tensor([0b0001, 0b0011, 0b0101, 0b1011], device=DEVICE)
+    before = reference.flash_attention(*case.ragged, ancestors=ancestors)
+    case.values[int(case.block_table[0, 1]), 1, 0, COLUMN] = torch.nan  # token 1's, at position 17
+    found = reference.flash_attention(*case.ragged, ancestors=ancestors)
+    assert found[[1, 3], :2, COLUMN].isnan().all()
+    torch.testing.assert_close(found[[0, 2]], before[[0, 2]], atol=2e-3, rtol=2e-3)
+
+
+BEYOND = 300.0  # a half whose square, as of a gate and an up projection, float16 does not have
+
+
+def overflowing() -> dict[str, list[Callable[[], tuple[Tensor, ...]]]]:
+    """Fused kernels and their twins, with results between float16's largest number and float32's."""
+    x = torch.full((3, 128), 1.0, dtype=torch.float16, device=DEVICE)
+    x[ROW] = BEYOND
+    y = torch.zeros(3, 64, dtype=torch.float16, device=DEVICE)
+    y[ROW, COLUMN] = BEYOND  # a norm of 8
+    weight = torch.full((64,), 6e4, dtype=torch.float16, device=DEVICE)
+
+    def written(function: Callable[..., Tensor], cache: torch.dtype) -> tuple[Tensor, ...]:
+        """Of a rotation by 45 degrees of 6e4, beside its like: 8.5e4."""
+        four = cache is torch.uint8
+        heads = torch.full((1, 1, 16), 6e4, dtype=torch.float16, device=DEVICE)
+        cos = torch.full((1, 1, 16), 0.5**0.5, device=DEVICE)
+        sin = cos * torch.tensor([-1.0] * 8 + [1.0] * 8, device=DEVICE)
+        stored = [torch.zeros(1, 1, 1, 16 // (1 + four), dtype=cache, device=DEVICE) for _ in range(2)]
+        shape, dtype = ((1, 1, 1, 2), torch.float16) if four else ((1, 1, 1), torch.float32)
+        scales = [torch.zeros(shape, dtype=dtype, device=DEVICE) for _ in range(2)]
+        order = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        options = {} if cache is torch.float16 else {"key_scale": scales[0], "value_scale": scales[1]}
+        q = function(heads, heads, heads, order, cos, sin, *stored, order, **options)
+        return q, scales[0][..., 0] if four else scales[0], stored[0].float() if cache is torch.float16 else q
+
+    found: dict[str, list[Callable[[], tuple[Tensor, ...]]]] = {
+        "silu to fp8": [lambda f=f: f(x)[1:] for f in (silu_and_mul_fp8, reference.silu_and_mul_fp8)],
+        "norm to fp8": [
+            lambda f=f: f(y, y, weight, 1e-6)[1:] for f in (add_rms_norm_fp8, reference.add_rms_norm_fp8)
+        ],
+    }  # fmt: skip
+    for cache in (torch.float16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8):
+        both = (rotate_and_write, reference.rotate_and_write)
+        found[f"rotated into {cache}"] = [partial(written, f, cache) for f in both]
+    return found
+
+
+@pytest.mark.parametrize("name", overflowing())
+@QUIET
+def test_what_float16_does_not_have_is_the_same_in_a_fused_kernel_and_its_twin(name: str) -> None:
+    """It is finite where it is rounded to 8 bits only, NaN in 4 bits, and infinity in float16."""
+    kernel, twin = (function() for function in overflowing()[name])
+    for found, expected in zip(kernel, twin, strict=True):
+        torch.testing.assert_close(found.float(), expected.float(), rtol=2e-3, atol=1e-3, equal_nan=True)
+    scale = kernel[1] if name.startswith("rotated") else kernel[0]
+    assert bool(scale.isfinite().all()) == (name != "rotated into torch.uint8")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from reference_impl.kernels.reference.attention import (
     attention_one_row,
+    causal_mask,
     context_slots,
     masked_attention,
 )
@@ -41,7 +42,8 @@ def flash_attention(
     of its row's own tokens, itself included. Its position is that of the context's last token plus the number of bits
     set, and a window goes by positions. In other rows, which are causal, it is 0.
     skip_threshold: what the kernel may leave out; nothing is left out here.
-    A row with seq_len 0 only pads the batch: its queries give zeros.
+    A row with seq_len 0 only pads the batch: its queries give zeros. NaN or infinity in a key or value has no effect on
+    a query that does not see it. (In the kernel it may have, where their tile has it.)
     """
     out = torch.empty_like(q)
     for row, seq_len in enumerate(seq_lens.tolist()):
@@ -58,10 +60,15 @@ def flash_attention(
         )
         if ancestors is None or not ancestors[first]:
             out[first:end] = attention_one_row(q[first:end], k, v, scale, window, softcap)
+            mask = causal_mask(end - first, seq_len, q.device, window)[:, unseen:]
         else:
             mask = tree_mask(ancestors[first:end], seq_len, window)[:, unseen:]
             query, key, value = (t.transpose(0, 1)[None] for t in (q[first:end], k, v))
             out[first:end] = masked_attention(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
+        if not out[first:end].isfinite().all():
+            # 0 x NaN is NaN, so what a query does not see is left out, instead of having a weight of 0.
+            for at, sees in enumerate(mask):
+                out[first + at] = attention_one_row(q[first + at][None], k[sees], v[sees], scale, None, softcap)[0]
     return out
 
 

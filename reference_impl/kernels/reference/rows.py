@@ -29,9 +29,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(codes, scale, sum): `add_rms_norm` with the norm in FP8 and a scale per row, for an FP8 product."""
-    normed, total = add_rms_norm(x, residual, weight, eps)
+    """(codes, scale, sum): `add_rms_norm` with the norm in FP8 and a scale per row, for an FP8 product. The sum is
+    rounded to the dtype of x, the norm is not before it is in FP8: so it is finite also beyond float16's largest."""
+    total = x + residual
+    normed = rms_norm(_wide(total), None if weight is None else _wide(weight), eps)
     return *to_eight_bits(normed, torch.float8_e4m3fn), total
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -42,7 +48,7 @@ def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     of it; the codes may be any.
     """
     limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    exact = _wide(x)
     largest = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64)
     scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply by its reciprocal
     scale = scale.masked_fill(~largest.isfinite(), torch.nan)
@@ -76,16 +82,18 @@ def rotate_and_write(
 
     A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too. One
     of 4 bits, uint8 with head_dim / 2 bytes a head, has them in float16, [num_blocks, block_size, num_kv_heads, 2]: see
-    `to_four_bits`. Of a head with NaN or infinity (in 4 bits: a number beyond float16) the scale is NaN, so that all of
-    it is NaN when it is read. Raises ValueError if scales are missing, or given for another cache.
+    `to_four_bits`. What goes into the cache is rounded once, to the cache's numbers. Of a head with NaN or infinity (in
+    4 bits: a number beyond float16) the scale is NaN, so that all of it is NaN when it is read. Raises ValueError if
+    scales are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
         raise ValueError(
             f"expected key_scale and value_scale with a cache of 8 or 4 bits, and only then; it is {keys.dtype}"
         )
-    q = q if q_norm is None else rms_norm(q, q_norm, eps)
-    k = k if k_norm is None else rms_norm(k, k_norm, eps)
-    q, k = (rotate(x, cos[positions], sin[positions]) for x in (q, k))
+    query, k, v = _wide(q), _wide(k), _wide(v)
+    query = query if q_norm is None else rms_norm(query, _wide(q_norm), eps)
+    k = k if k_norm is None else rms_norm(k, _wide(k_norm), eps)
+    query, k = (rotate(x, cos[positions], sin[positions]) for x in (query, k))
     real = slot_mapping >= 0
     slots = slot_mapping[real].long()
     at = slots // keys.shape[1], slots % keys.shape[1]
@@ -96,7 +104,7 @@ def rotate_and_write(
             four = cache.dtype is torch.uint8
             codes, scale[at] = to_four_bits(fresh) if four else to_eight_bits(fresh, cache.dtype)
             cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot assign to an indexed float8
-    return q
+    return query.to(q.dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -106,8 +114,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def silu_and_mul_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scale): `silu_and_mul` in FP8 with a scale per row."""
-    return to_eight_bits(silu_and_mul(x), torch.float8_e4m3fn)
+    """(codes, scale): `silu_and_mul` in FP8 with a scale per row; the products are not rounded to the dtype of x."""
+    return to_eight_bits(silu_and_mul(_wide(x)), torch.float8_e4m3fn)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
