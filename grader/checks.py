@@ -3,6 +3,7 @@
 For Triton kernels: `launch(kernel, grid, constants, x=x, ...)` and `compiled(...)`, see `grader.examination.kernels`.
 For inputs that are drawn, in a notebook and in grading alike: `with drawn("check_append") as draw:`.
 For memory that is only lent to the learner's code: `lent(cache.append)(k, v)`.
+For arguments that the learner's code must not change: `unchanging(attend)(q, k, v)`.
 For what must hold with any text that the learner's code may use as a mark: `texts_of("root_key")`.
 For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PUBLIC_SECRET", "Deadlock", "compiled", "drawn", "launch", "lent", "rng", "roles", "secret_seed", "seed",
-    "texts_of", "together",
+    "texts_of", "together", "unchanging",
 ]  # fmt: skip
 
 PUBLIC_SECRET = b"public"
@@ -80,7 +81,7 @@ def lent(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import torch
 
-    from grader.learner_side.stand_ins import lending, overwrite
+    from grader.learner_side.stand_ins import marked, overwrite
 
     def call(*args: Any, **kwargs: Any) -> Any:
         copies: dict[int, tuple[torch.Tensor, ...]] = {}  # by id: the tensor, its numbers, their copy, what is lent
@@ -93,7 +94,7 @@ def lent(function: Callable[..., Any]) -> Callable[..., Any]:
             return copies[id(tensor)][3]
 
         lent_args, lent_kwargs = _with_tensors((args, kwargs), copied)
-        away = lending(function)
+        away = marked(function, "lent")
         try:
             if away is not None:  # the memory is in the learner's process, and so is what overwrites it
                 return away(*lent_args, **lent_kwargs)
@@ -105,6 +106,18 @@ def lent(function: Callable[..., Any]) -> Callable[..., Any]:
                 overwrite(copy)
 
     return call
+
+
+def unchanging(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which must not change its arguments.
+
+    AssertionError: a tensor, list, dict or set among the arguments, or in one, is not as it was when the call returns;
+    the message names the argument. When graded the learner's process compares, since lists and dicts there are copies.
+    """
+    from grader.learner_side.stand_ins import answer_unchanging, marked
+
+    away = marked(function, "unchanging")
+    return away or (lambda *args, **kwargs: answer_unchanging(function, args, kwargs))
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -67,7 +67,7 @@ def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
     if isinstance(error, NotDefined):
         return "failed", text
     if hasattr(error, "learner_type"):
-        # A lab's own assertion around the learner's function, that arguments stay as they are, says what it saw.
+        # `unchanging`, which the learner's process calls around their function, says itself what it saw.
         given = error.learner_type == "AssertionError" and "expected " in text and ", saw " in text
         text = text[:MAX_SEEN] if given else f"your code raised {error.learner_type}: {text[:MAX_SEEN]}"
         return "failed", "\n".join(filter(None, [text, own_lines(trace)]))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .codec import MAX_BODY, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
-from .stand_ins import DUNDERS, Handle, describe, overwrite, rebuild
+from .stand_ins import DUNDERS, Handle, answer_unchanging, describe, overwrite, rebuild
 from .wire import MAX_HEADER, Connection
 
 ENDS_ITERATION = ("__next__", "send", "throw")  # methods whose StopIteration is an answer
@@ -70,16 +70,16 @@ class Peer:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def call(
-        self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], lent: bool = False
-    ) -> Any:
+    def call(self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], mark: str = "") -> Any:
         """Call object `number` of the other side, or its method `name`; tensors changed there are changed here.
 
-        lent: when its answer is on the way, the other side overwrites the memory in which it has received tensors.
+        mark: "lent": when its answer is on the way, the other side overwrites the memory in which it has received
+        tensors. "unchanging": the other side raises AssertionError where an argument, also a list or a dict, was
+        changed.
         """
         header = {"m": "call", "h": number, "n": name}
         try:
-            return self.request(header | {"lent": True} if lent else header, (list(args), kwargs))
+            return self.request(header | {"mark": mark} if mark else header, (list(args), kwargs))
         except StopIteration as error:
             if name in ENDS_ITERATION:
                 raise
@@ -198,7 +198,8 @@ class Peer:
             self._numbers.pop(id(self._own.pop(number, None)), None)
         unpacker = Unpacker(chunks, self._import, self._dataclasses)
         payload = unpacker.unpack(header.get("v"))
-        if header.get("lent") and not self.strict:
+        mark = None if self.strict else header.get("mark")
+        if mark == "lent":
             lent += [tensor.detach() for tensor in unpacker.tensors]  # the called code may give its own other memory
         operation = self.operations.get(header["m"])
         if operation is not None:
@@ -210,7 +211,8 @@ class Peer:
         if name == "__exit__":
             error = None if args[0] is None else rebuild(args[0])
             args = [type(error) if error is not None else None, error, None]
-        return (target if name is None else self._shown(target, name))(*args, **kwargs)
+        called = target if name is None else self._shown(target, name)
+        return answer_unchanging(called, tuple(args), kwargs) if mark == "unchanging" else called(*args, **kwargs)
 
     def _shown(self, target: Any, name: Any) -> Any:
         """Attribute `name` of an own object, if the other side may see it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import math
 import traceback
 from collections.abc import Callable
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
 CELL = "<cell "  # how the file name of a learner's cell begins: "<cell NAME>"
 MAX_TEXT = 8000  # characters of an exception's text
+PLAIN = (bool, int, float, str, bytes, type(None))  # what can be compared without asking the learner's code
+SHOWN_WHOLE = 8  # a changed tensor of at most so many numbers is shown as a whole
+SHOWN_TEXT = 200  # a changed list or dict whose text has at most so many characters, too
 UNREADABLE = "(an exception whose text cannot be read)"
 # Methods by which a tensor says that it is right. A handle must not answer them: its answer is the learner's.
 VERDICTS = frozenset(("equal", "allclose", "isclose", "eq", "ne", "all", "any", "is_same_size"))
@@ -108,15 +112,81 @@ def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
     return handle._peer.call(handle._id, name, args, kwargs)
 
 
-def lending(function: Any) -> Callable[..., Any] | None:
-    """`function`, a handle or a method of one, as a call with tensors that are only lent; None if it is neither."""
+def marked(function: Any, mark: str) -> Callable[..., Any] | None:
+    """`function`, a handle or a method of one, as a call that says `mark` to the other side; None if it is neither.
+
+    mark: "lent", its tensors are only lent; "unchanging", it must not change its arguments (`Peer.call`).
+    """
     if isinstance(function, Handle):
         handle, name = function, None
     elif isinstance(function, functools.partial) and function.func is _call_method:
         handle, name = function.args
     else:
         return None
-    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, lent=True)
+    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, mark)
+
+
+def answer_unchanging(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What function(*args, **kwargs) returns. AssertionError: it changed an argument; the message names it by the
+    function's own parameter, and the first place in it."""
+    given = _parameters(function, args, kwargs)
+    before = {name: _copied(value) for name, value in given.items()}
+    answer = function(*args, **kwargs)
+    for name, value in given.items():
+        found = _difference(name, before[name], value)
+        if found is not None:
+            of, place, was, now = str(getattr(function, "__name__", "your code")), *found
+            where = "" if place == name else f", at {place}"
+            raise AssertionError(
+                f"{of} changed its argument {name}, which belongs to the caller{where}: "
+                f"expected {was!r:.{SHOWN_TEXT}}, saw {now!r:.{SHOWN_TEXT}}"
+            )
+    return answer
+
+
+def _parameters(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of the function's parameters, as far as it can be asked for these."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {f"number {i}": value for i, value in enumerate(args, 1)} | kwargs
+
+
+def _copied(value: Any) -> Any:
+    """A copy of tensors, lists, tuples, dicts and sets, and of what is in them; anything else is itself."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return set(value) if type(value) is set else value
+
+
+def _difference(place: str, was: Any, now: Any) -> tuple[str, Any, Any] | None:
+    """Where two values first differ, by its path, and what stands there in each; None if they are the same."""
+    if isinstance(was, torch.Tensor):
+        if not isinstance(now, torch.Tensor):
+            return place, was, now
+        same = was.shape == now.shape and was.dtype == now.dtype
+        if same and torch.equal(*(x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (was, now))):
+            return None
+        if not same or was.numel() <= SHOWN_WHOLE:
+            return place, was.tolist(), now.tolist()
+        off = torch.nonzero((was != now) & ~((was != was) & (now != now)))
+        index = tuple(off[0].tolist()) if len(off) else ()
+        return (f"{place}{list(index)}", was[index].item(), now[index].item()) if index else (place, was, now)
+    if type(was) in (list, tuple, dict):
+        keys = list(was) if type(was) is dict else range(len(was))
+        if type(was) is not type(now) or len(was) != len(now) or (type(was) is dict and list(now) != keys):
+            return place, was, now
+        inside = (_difference(f"{place}[{key!r}]", was[key], now[key]) for key in keys)
+        found = next((difference for difference in inside if difference is not None), None)
+        return (place, was, now) if found is not None and len(repr(was)) <= SHOWN_TEXT else found
+    if type(was) is set:
+        return None if was == now else (place, was, now)
+    same = was is now or (type(was) in PLAIN and type(now) in PLAIN and (was == now or (was != was and now != now)))
+    return None if same else (place, was, now)
 
 
 def overwrite(tensor: torch.Tensor) -> None:

@@ -12,8 +12,9 @@
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Grading draws other workloads of the same kinds. A check that passes here for the right reason passes there.
-# - A scheduler touches no tensors: everything here is integers, strings, lists and dicts. When your cells are graded,
-#   only the standard library, `torch` and `numpy` are available, neither engine nor grader.
+# - A scheduler touches no tensors: everything here is integers, strings, lists and dicts. What your functions are given
+#   belongs to the caller: do not modify it. (Only the dict that `Scheduler.add` is given is the scheduler's to keep.)
+# - When your cells are graded, only the standard library, `torch` and `numpy` are available, neither engine nor grader.
 #
 # 20 points.
 
@@ -29,7 +30,7 @@ import numbers
 
 import torch
 
-from grader.checks import drawn, rng
+from grader.checks import drawn, rng, unchanging
 
 
 def random_int(low, high, generator):
@@ -437,7 +438,7 @@ def static_batching(lengths, max_num_seqs):
 #   1 row. Slots: 18 + 3 = 21, useful tokens: 13, share 13 / 21 = 0.62. The mean of the batches' shares, (10 / 18 + 3 /
 #   3) / 2 = 0.78, weighs both alike, and they are not.
 def check_static_batches(lengths, places, steps, useful):
-    seen = static_batching(list(lengths), places)
+    seen = unchanging(static_batching)(list(lengths), places)
     print(f"{short(lengths)}, {places} places: {seen}")
     assert isinstance(seen, tuple | list), f"expected (steps, useful), saw {seen!r}"
     assert len(seen) == 2, f"expected (steps, useful), saw {seen!r}"
@@ -508,7 +509,7 @@ def continuous_batching(lengths, max_num_seqs):
 #   third takes the free place, ends, and in step 4 the fourth follows beside the second, until step 5. So 5 steps,
 #   where batches of two would take 4 + 2 = 6.
 def check_finished(lengths, places, expected):
-    seen = continuous_batching(list(lengths), places)
+    seen = unchanging(continuous_batching)(list(lengths), places)
     print(f"{short(lengths)}, {places} places: {seen}")
     right = isinstance(seen, list | tuple) and len(seen) == len(lengths)
     assert right, f"{short(lengths)}, {places} places: expected {len(lengths)} numbers, saw {short(seen)}"
@@ -596,7 +597,7 @@ def plan_step(running, budget):
 #   prompt. In the list's order the prompt would take all 8, and two users would wait for a token in every step as long
 #   as the prompt lasts.
 def check_decodes_served(running, budget):
-    seen = plan_step(list(running), budget)
+    seen = unchanging(plan_step)(list(running), budget)
     print(f"{running}, budget {budget}: {seen}")
     plan = from_yours(seen)
     decodes = [name for name, missing in running if missing == 1]
@@ -627,7 +628,7 @@ with drawn("check_decodes_first") as draw:
 #   budget of 30 all get what they miss, 18. The sum is the smaller of the budget and all that is missing; a row of 0
 #   tokens is work for nothing.
 def check_shares(running, budget):
-    seen = plan_step(list(running), budget)
+    seen = unchanging(plan_step)(list(running), budget)
     print(f"{running}, budget {budget}: {seen}")
     case, plan = f"{running}, budget {budget}", from_yours(seen)
     assert all(n >= 1 for n in plan.values()), f"{case}: every n is at least 1, saw {seen}"
@@ -796,7 +797,7 @@ def admit(waiting, budget, num_places, free_blocks, block_size):
 #   ahead, the large one could wait for ever behind new small ones. Each admitted request takes a place and some budget,
 #   so the next sees less of both.
 def check_admitted(waiting, budget, places, free_blocks, expected):
-    seen = admit(list(waiting), budget, places, free_blocks, 4)
+    seen = unchanging(admit)(list(waiting), budget, places, free_blocks, 4)
     case = f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4"
     print(f"{case}: {seen}")
     assert from_yours(seen) == expected, f"{case}: expected {to_yours(expected)}, saw {seen}"
@@ -838,7 +839,7 @@ with drawn("check_admit_order") as draw:
 #   whole it waits outside. After one is admitted, its blocks are no longer free for the next.
 def check_let_in(waiting, free_blocks, block_size):
     """With a budget too small for the first request."""
-    seen = admit(list(waiting), 6, 9, free_blocks, block_size)
+    seen = unchanging(admit)(list(waiting), 6, 9, free_blocks, block_size)
     expected, budget, free = {}, 6, free_blocks
     for name, missing in waiting:
         if not budget or room_for(missing, block_size) > free:
@@ -905,7 +906,7 @@ def choose_victims(running, request_id, needed, free_blocks):
 #   enough, so stop. If b itself becomes the last that is left, it is the victim and needs nothing any more; a, before
 #   it, is never touched.
 def check_chosen(running, request_id, needed, free_blocks, expected):
-    seen = choose_victims(list(running), request_id, needed, free_blocks)
+    seen = unchanging(choose_victims)(list(running), request_id, needed, free_blocks)
     print(f"{running}: {request_id} needs {needed}, {free_blocks} free: {seen}")
     case = f"{running}: {request_id} needs {needed} blocks, {free_blocks} are free"
     assert isinstance(seen, tuple | list), f"{case}: expected a list of ids, saw {seen!r}"
@@ -978,7 +979,7 @@ def queue_order(requests, now, aging):
 #   the order in which they were given.
 def check_line(rows, now, aging, expected):
     requests = [{"id": name, "arrival": arrival, "priority": priority} for name, arrival, priority in rows]
-    seen = queue_order(requests, now, aging)
+    seen = unchanging(queue_order)(requests, now, aging)
     print(f"(id, arrival, priority) {rows}, now {now}, aging {aging}: {seen}")
     assert list(seen) == expected, f"{rows}, now {now}, aging {aging}: expected {expected}, saw {list(seen)}"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from grader.checks import lent
+from grader.checks import lent, unchanging
 from grader.learner_side import peer as peer_module
 from grader.learner_side import wire
 from grader.learner_side.peer import LAB_MODULE, Peer
@@ -537,7 +537,52 @@ def test_only_the_learners_end_overwrites_what_it_received(pair: Pair) -> None:
     kept: list[torch.Tensor] = []
 
     def f(keep: Any) -> None:
-        pair.other.call(keep._id, None, (torch.ones(2),), {}, lent=True)
+        pair.other.call(keep._id, None, (torch.ones(2),), {}, "lent")
 
     pair.get(f=f)(lambda x: kept.append(x))
     assert torch.equal(kept[0], torch.ones(2))
+
+
+def give_back(lengths: list[int], rows: Any = None, *, table: Any = None) -> int:
+    """Changes its arguments as the test says: the last of lengths is where."""
+    if lengths[-1] == 1:
+        lengths.sort(reverse=True)
+    if lengths[-1] == 2:
+        rows["a"][1]["id"] = "other"
+    if lengths[-1] == 3:
+        table[0, 1] = 7
+    if lengths[-1] == 4:
+        rows.clear()
+    return 11
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (1, r"give_back changed its argument lengths, .*: expected \[0, 5, 1\], saw \[5, 1, 0\]"),
+        (2, r"its argument rows, .*'id': 'it'.*'id': 'other'"),
+        (3, r"its argument table, .*, at table\[0, 1\]: expected nan, saw 7.0"),
+        (4, r"its argument rows, .*saw \{\}"),
+    ],
+)
+def test_a_changed_argument_is_named(pair: Pair, where: int, says: str) -> None:
+    """As a check cell calls it in a notebook, and when graded, where lists and dicts are copies."""
+    for function in (give_back, pair.get(f=give_back)):
+        table, rows = torch.full((3, 4), torch.nan), {"a": [{"id": "it"}, {"id": "it"}], "b": torch.zeros(1)}
+        with pytest.raises(AssertionError, match=says):
+            unchanging(function)([0, 5, where], rows, table=table)
+
+
+def test_a_function_that_changes_nothing_answers_as_ever(pair: Pair) -> None:
+    for function in (give_back, pair.get(f=give_back)):
+        rows = {"a": [(1.5, torch.tensor([torch.nan])), {2, 3}], "b": None}
+        assert unchanging(function)([9, 9], rows, table=torch.empty(0)) == 11
+        with pytest.raises(TypeError, match="lengths"):
+            unchanging(function)()
+
+
+def test_a_method_and_what_it_cannot_copy_may_be_given(learners: Callable[[type], Any], pair: Pair) -> None:
+    borrower, callback = learners(Borrower)(), lambda: None
+    assert unchanging(borrower.keep)(torch.arange(3.0), more=(torch.ones(1),)).tolist() == [1, 2]
+    for function in (lambda call: 3, pair.get(f=lambda call: 3)):
+        assert unchanging(function)(callback) == 3

@@ -1,0 +1,17 @@
+# fault: takes the admitted off the caller's line.
+# fails: check_admit_order, check_admit_whole
+
+# %% nbgrader={"grade_id": "admit"}
+def admit(waiting, budget, num_places, free_blocks, block_size):
+    """Admits from the head of the line while all of a request fits. waiting: [(id, missing)] -> plan."""
+    given, waiting = waiting, list(waiting)
+    del given[:1]
+    admitted = {}
+    for request_id, missing in waiting:
+        needed = more_blocks(missing, 0, block_size)
+        if budget < 1 or len(admitted) == num_places or needed > free_blocks:
+            break
+        admitted[request_id] = min(missing, budget)
+        budget -= admitted[request_id]
+        free_blocks -= needed
+    return admitted
