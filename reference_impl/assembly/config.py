@@ -78,6 +78,7 @@ class EngineConfig:
     draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
     step_seconds: for a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended.
+    tensor_parallel_size: how many ranks divide the model, each with a part of every layer (features/parallel).
     """
 
     block_size: int = 16
@@ -106,6 +107,7 @@ class EngineConfig:
     graphs: Literal["auto", "on", "off"] = "auto"
     step_seconds: int = 300
     batch_invariant: bool = False
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         optional = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed")

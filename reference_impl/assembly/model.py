@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,7 @@ from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.identity import Checkpoint
 from reference_impl.models.loader import (
+    Cut,
     Destination,
     NoHead,
     cache_scales,
@@ -37,6 +39,9 @@ from reference_impl.models.quantization.layouts import Layout
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.sizes import check_sizes
 
+if TYPE_CHECKING:
+    from reference_impl.features.parallel.model import RankModel
+
 CPU = torch.device("cpu")
 logger = logging.getLogger("inferlab.engine")
 ROTARY_BYTES = 44  # for each value of a head and position while a RotaryTable is made, most of them in float64
@@ -50,6 +55,7 @@ def load_model(
     kernels: Asked = "auto",
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
+    rank: RankModel | None = None,
 ) -> Decoder:
     """Loads a model from a Hugging Face folder or a GGUF file: reads its config and weights. dtype None keeps the
     checkpoint's own; kernels: see `choose_backend`.
@@ -60,12 +66,17 @@ def load_model(
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
     With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ, ...) keeps its
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
+    rank: which part of the model is loaded; it meets those of the other ranks in each layer.
     """
     folder, own_method = Path(folder), linear_method is not None
     if is_gguf(folder):
+        if rank is not None:
+            raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use tensor_parallel_size=1")
         return _load_gguf(folder, dtype, device, max_position, kernels, quantization, linear_method)
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
+    if rank is not None:
+        config = rank.config_of(config)
     if own:
         device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
         chosen = choose_kernels(kernels, device, dtype)
@@ -74,20 +85,27 @@ def load_model(
 
             linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
-    check_sizes(config, folder, files, packed=linear_method is not None)
+    check_sizes(config.whole, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
+    if rank is not None:
+        rank.divide_vocabulary(model)
     if lacks_head(folder, config.tied_embeddings):
         NoHead(model)
-    table = _table(model, folder)
-    if linear_method is None:
-        fill(model, table, files, cache_scales(model))
-    else:
+    table, others = _table(model, folder), cache_scales(model)
+    if linear_method is not None:
         from reference_impl.assembly.stored_weights import spare_tensors
 
-        fill(model, _checked(model, table, folder, own), files, cache_scales(model) | spare_tensors(model))
+        table, others = _checked(model, table, folder, own), others | spare_tensors(model)
+    cuts: dict[str, Cut] = {}
+    if rank is not None:
+        table, cuts = rank.cut(model, table)
+    fill(model, table, files, others, cuts)
     if not own_method:  # else nothing says what it makes of the weights
         model.checkpoint = Checkpoint(folder, what_is_made(quantization, config))
-    return _finished(model, folder, kernels)
+    _finished(model, folder, kernels)
+    if rank is not None:
+        rank.join(model)
+    return model
 
 
 def _checked(model: Decoder, table: dict[str, Destination], folder: Path, own: bool) -> dict[str, Destination]:

@@ -34,7 +34,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "limit_mm_per_prompt": ({},), "quantization_param_path": (), "guided_decoding_backend": ("auto",),
 }  # fmt: skip
 TRANSLATED = (
-    "gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "tensor_parallel_size", "speculative_config",
+    "gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "speculative_config",
 )  # fmt: skip
 
 
@@ -72,13 +72,6 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
         return {}
     if name in SAME:
         return {SAME[name]: "fp8" if (name, value) == ("kv_cache_dtype", "fp8_e4m3") else value}
-    if name == "tensor_parallel_size":
-        if value != 1:
-            raise ValueError(
-                f"tensor_parallel_size: expected 1, got {value!r}: this engine computes on one device, and cannot "
-                "split a model over several"
-            )
-        return {}
     if name == "speculative_config":
         return _speculative(value)
     if name == "gpu_memory_utilization":

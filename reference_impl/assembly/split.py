@@ -21,13 +21,14 @@ from reference_impl.models.checkpoints import read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
+    from reference_impl.features.parallel.model import RankModel
 
 
 def load_worker(
     folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None,
-    quantization: Quantizations = "none",
+    quantization: Quantizations = "none", rank: RankModel | None = None,
 ) -> tuple[Executor, Facts]:  # fmt: skip
-    """Loads the model in `folder` into a worker half; returns its executor and its facts."""
+    """Loads the model in `folder`, or a rank's part of it, into a worker half; returns its executor and its facts."""
     import torch
 
     from reference_impl.assembly.model import load_model
@@ -37,7 +38,8 @@ def load_worker(
     config = settled(config, parts)
     if device == "cpu":
         use_no_more_threads_than_cores()
-    model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
+    options = getattr(torch, dtype), device, config.max_model_len, config.attention, quantization
+    model = load_model(folder, *options, rank=rank)
     half = WorkerHalf(model, config, parts)
     return half.executor, half.facts
 
@@ -59,17 +61,7 @@ def split_engine(
     where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
-    theirs = [name for name in COMPUTING if getattr(parts, name) is not None]
-    if theirs:
-        raise ValueError(
-            f"split_engine: these parts would be in the other process: {', '.join(theirs)}; give them by make_parts"
-        )
-    asks = config.speculative in BY_MODEL or (config.num_drafts and config.speculative == "off")
-    if asks and parts.host_proposer is None and make_parts is None:
-        raise ValueError(
-            f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
-            "which gives Parts(proposer=...) or Parts(draft_model=...)"
-        )
+    check_split(config, parts, make_parts)
     if parts.page_store is not None:
         make_parts = _with_store(parts.page_store, make_parts)
     make = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
@@ -81,6 +73,21 @@ def split_engine(
     except BaseException:
         worker.close()
         raise
+
+
+def check_split(config: EngineConfig, parts: Parts, make_parts: Callable[[], Parts] | None) -> None:
+    """Raises ValueError where parts are on the wrong side: they compute, and the model is elsewhere."""
+    theirs = [name for name in COMPUTING if getattr(parts, name) is not None]
+    if theirs:
+        raise ValueError(
+            f"split_engine: these parts would be in the other process: {', '.join(theirs)}; give them by make_parts"
+        )
+    asks = config.speculative in BY_MODEL or (config.num_drafts and config.speculative == "off")
+    if asks and parts.host_proposer is None and make_parts is None:
+        raise ValueError(
+            f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
+            "which gives Parts(proposer=...) or Parts(draft_model=...)"
+        )
 
 
 def _as_planned(worker: Facts, model: ModelConfig, dtype: str, config: EngineConfig, parts: Parts) -> Facts:

@@ -84,8 +84,9 @@ class WorkerHalf:
 
             weights = weights_of(model)
         reads = frozenset(self.executor.reads if isinstance(self.executor, ReadsFields) else ())
+        facts = ModelFacts(model.config.whole, str(model.dtype), model.device.type, weights)
         return Facts(
-            ModelFacts(model.config, str(model.dtype), model.device.type, weights), self.kv_specs, self.num_blocks,
+            facts, self.kv_specs, self.num_blocks,
             self.num_host_blocks, self.config.max_num_seqs, self.max_model_len, stores_pages, reads,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from reference_impl.core.rotary import RotaryTable
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
 from reference_impl.kernels import reference
 
+Lookup = Callable[[Tensor, Tensor], Tensor]  # (ids [rows], embedding [vocab_size, hidden_size]) -> [rows, hidden_size]
 Head = Callable[[Tensor, Tensor], Tensor]  # (x, lm_head [vocab_size, hidden_size]) -> logits [len(x), vocab_size]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -134,6 +135,7 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position or config.max_position, dtype, device)
         self.rotaries = [self.rotary]  # see DecoderLayer.rotary
+        self.lookup: Lookup = F.embedding
         self.head: Head = F.linear
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
@@ -155,7 +157,7 @@ class Decoder(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The embeddings of input_ids [num_tokens]: [num_tokens, hidden_size]."""
-        return self.embedding[input_ids]
+        return self.lookup(input_ids, self.embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden [rows, hidden_size], after the last norm: [rows, vocab_size]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -64,3 +64,10 @@ class ModelConfig:
     window_rope: RopeConfig | None = None  # of the layers with a window, where it is another one
     embedding_scale: float = 1.0
     norm_plus_one: bool = False  # norms multiply by 1 + weight
+    # Where this is a rank's part, with its own numbers of heads and columns: what it is a part of.
+    shard_of: ModelConfig | None = field(default=None, repr=False)
+
+    @property
+    def whole(self) -> ModelConfig:
+        """The model's own config, as its folder says it, also where this is a rank's part of it."""
+        return self.shard_of or self

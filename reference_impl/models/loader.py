@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +40,18 @@ CACHE_SCALES = frozenset(
     | {"kv_scale", "prob_output_scale", "q_proj.output_scale", "k_proj.output_scale", "v_proj.output_scale"}
 )
 Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
+
+
+class Cut(NamedTuple):
+    """What is read of a tensor that a model has a part of: ranges (start, length) of one dimension, side by side.
+    whole: the shape that the file must have."""
+
+    whole: tuple[int, ...]
+    dim: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+Cuts = Mapping[str, Cut]
 
 
 def cache_scales(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
@@ -214,13 +227,14 @@ def fill(
     table: dict[str, Destination],
     files: list[Path],
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
+    cuts: Cuts | None = None,
 ) -> None:
-    """Fills the model from files by the table. others: see `store`."""
+    """Fills the model from files by the table. others, cuts: see `store`."""
     head: list[Tensor] = []
     ignored: dict[str, Callable[[Tensor], object]] = dict(others or {})
     if model.lm_head is None:  # tied, and stored once more
         ignored["lm_head.weight"] = head.append
-    store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored)
+    store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored, cuts)
     if head and not torch.equal(head[0].to(model.embedding), model.embedding):
         raise CheckpointError(
             f"{', '.join(map(str, files))}: tensor lm_head.weight: expected a copy of model.embed_tokens.weight, since "
@@ -234,11 +248,12 @@ def store(
     dtype: torch.dtype,
     what: str,
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
+    cuts: Cuts | None = None,
 ) -> None:
     """Puts each tensor of the files where the table says. dtype: in which they are loaded. what: has these tensors.
-    others: tensors that there may be. Raises CheckpointError if one is missing, unknown, there twice, or does not
-    fit."""
-    store_tensors(table, _tensors(files), ", ".join(map(str, files)), dtype, what, others)
+    others: tensors that there may be. cuts: tensors of which a part is read, and goes where the table says. Raises
+    CheckpointError if one is missing, unknown, there twice, or does not fit."""
+    store_tensors(table, _tensors(files, cuts or {}), ", ".join(map(str, files)), dtype, what, others)
 
 
 def store_tensors(
@@ -309,11 +324,21 @@ def _check_finite(tensor: Tensor, dtype: torch.dtype, where: str) -> None:
     )
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
+def _tensors(files: list[Path], cuts: Cuts) -> Iterator[tuple[Path, str, Tensor]]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 (not a dict)
-                    yield file, name, handle.get_tensor(name)
+                    cut = cuts.get(name) or cuts.get(whole_name(name))
+                    yield file, name, handle.get_tensor(name) if cut is None else _part(handle, file, name, cut)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
+
+
+def _part(handle: Any, file: Path, name: str, cut: Cut) -> Tensor:
+    """Reads what a cut leaves of a tensor."""
+    stored = handle.get_slice(name)
+    if tuple(stored.get_shape()) != cut.whole:
+        raise CheckpointError(f"{file}: tensor {name}: expected shape {list(cut.whole)}, found {stored.get_shape()}")
+    before = (slice(None),) * cut.dim
+    return torch.cat([stored[(*before, slice(start, start + length))] for start, length in cut.ranges], cut.dim)

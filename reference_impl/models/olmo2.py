@@ -39,10 +39,14 @@ class Olmo2Layer(DecoderLayer):
     def attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        sizes, eps = (len(self.wide_q_norm), len(self.wide_k_norm)), self.config.norm_eps
+        sizes = len(self.wide_q_norm), len(self.wide_k_norm)
         q, k, v = qkv.split((*sizes, sizes[1]), dim=1)
-        q, k = self.normalize(q, self.wide_q_norm, eps), self.normalize(k, self.wide_k_norm, eps)
+        q, k = self.normalize_heads(q, self.wide_q_norm), self.normalize_heads(k, self.wide_k_norm)
         return super().attend(torch.cat((q, k, v), dim=1), cos, sin, attention, kv_cache, batch)
+
+    def normalize_heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The norm over all heads together: x and weight [..., heads x head_dim]."""
+        return self.normalize(x, weight, self.config.norm_eps)
 
     def norms(self) -> dict[str, Tensor]:
         return {

@@ -37,7 +37,7 @@ def llm() -> LLM:
         ({"kv_cache_memory_bytes": 1 << 20}, {"kv_cache_bytes": 1 << 20}),
         ({"enforce_eager": True}, {"graphs": "off"}),
         ({"enforce_eager": False}, {}),
-        ({"tensor_parallel_size": 1}, {}),
+        ({"tensor_parallel_size": 1}, {"tensor_parallel_size": 1}),
         ({"trust_remote_code": True, "swap_space": 4, "enable_chunked_prefill": True, "revision": None}, {}),
         ({"pipeline_parallel_size": 1, "load_format": "auto", "hf_overrides": {}, "served_model_name": "x"}, {}),
         ({"max_model_len": 64, "seed": 3, "max_num_seqs": 2}, {"max_model_len": 64, "seed": 3, "max_num_seqs": 2}),
@@ -52,7 +52,6 @@ def test_vllms_names_mean_the_same_here(given: dict[str, Any], means: dict[str, 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: expected 1, got 2: this engine computes on one device"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: expected None or 1, got 2: no other is implemented"),
         ({"enable_chunked_prefill": False}, "enable_chunked_prefill: expected None or True, got False"),
         ({"revision": "main"}, "revision: expected None, got 'main'"),

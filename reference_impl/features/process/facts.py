@@ -60,8 +60,11 @@ class Facts:
             )
 
     def _in_common(self) -> dict[str, Any]:
-        names = ("kv_specs", "max_num_seqs", "page_store", "protocol")
-        return {"model": self.model.fingerprint, **{name: getattr(self, name) for name in names}}
+        names = ("max_num_seqs", "page_store", "protocol")
+        # How many KV heads a worker has is its own affair: ranks divide those of the model, which the fingerprint has.
+        specs = tuple(replace(spec, num_kv_heads=1) for spec in self.kv_specs)
+        found = {"model": self.model.fingerprint, "kv_specs": specs}
+        return found | {name: getattr(self, name) for name in names}
 
 
 def combined(workers: Sequence[Facts]) -> Facts:

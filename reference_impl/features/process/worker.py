@@ -63,6 +63,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def fileno(self) -> int:
+        """The number of the socket that its answers come from, for whoever waits for several workers."""
+        return self._connection.fileno()
+
     @property
     def max_in_flight(self) -> int:
         return int(self._max_in_flight)

@@ -55,15 +55,27 @@ class Quantized(ABC):
         return params
 
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        rows = slice(start, start + len(tensor))
         if name == "bias":
-            params["bias"][rows].copy_(tensor)
-            return
+            params["bias"][start : start + len(tensor)].copy_(tensor)
+        else:
+            self.load_inputs(params, tensor, start, slice(0, tensor.shape[1]))
+
+    def load_inputs(self, params: dict[str, Tensor], tensor: Tensor, start: int, inputs: slice) -> None:
+        """Takes some inputs of a checkpoint's weight [rows, in], or all of them, for the layer's rows from `start` on.
+        Codes and scales are those of the whole weight. inputs begins and ends between two groups of `group_of`."""
         codes, scales = self.quantize(tensor.to(self.device))
+        if (group := self.group_of(tensor.shape[1])) is not None:
+            scales = scales[inputs.start // group : inputs.stop // group]
+        rows = slice(start, start + len(tensor))
         if "scales" not in params:
             params["scales"] = scales.new_empty(*scales.shape[:-1], len(params["weight"]))
-        params["weight"][rows].copy_(codes)
+        at, end = inputs.start // self.codes_per_byte, inputs.stop // self.codes_per_byte
+        params["weight"][rows].copy_(codes[:, at:end])
         params["scales"][..., rows].copy_(scales)
+
+    def group_of(self, in_features: int) -> int | None:
+        """How many inputs of a layer share a scale; None: all of them do."""
+        return None
 
     def finish(self, params: dict[str, Tensor]) -> None:  # noqa: B027 (most have nothing left to do)
         pass
@@ -85,6 +97,9 @@ class Int4(Quantized):
     def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
         group_size_for(in_features)  # or an error, before anything is read
         return super().create(in_features, out_features, bias)
+
+    def group_of(self, in_features: int) -> int:
+        return group_size_for(in_features)
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         group_size = group_size_for(weight.shape[1])

@@ -1,0 +1,209 @@
+"""The ranks of a group as one executor: each gets every step, and their replies must agree.
+
+A rank that is lost, late or wrong ends the group, and the error names what all the others wait for: it is the rank that
+came to the fewest meetings, not the one that noticed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import connection
+from typing import Any, NoReturn
+
+from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
+from reference_impl.features.parallel.meeting import Meeting
+from reference_impl.features.parallel.shared_memory import Board
+from reference_impl.features.parallel.threads import ThreadGroup
+from reference_impl.features.process.facts import Facts, combined
+from reference_impl.features.process.worker import WorkerError, WorkerProcess
+from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
+from reference_impl.interfaces.collectives import CollectiveError
+
+Make = Callable[[], tuple[Executor, Facts]]
+
+
+class RankExecutor:
+    """A rank's executor, for its own thread or process. Ranks must do the same in the same order, so a step is
+    collected before the next one begins, however fast they come."""
+
+    max_in_flight = 1
+
+    def __init__(self, executor: Executor, collectives: Meeting):
+        self.executor, self.collectives = executor, collectives
+
+    def submit(self, step: Step) -> Any:
+        self.collectives.step = step.step_id
+        return self.executor.submit(step)
+
+    def finish(self, ticket: Any, masks: Masks) -> None:
+        assert isinstance(self.executor, TakesMasks)
+        self.executor.finish(ticket, masks)
+
+    def show_drafts(self, ticket: Any, ask: AskMasks) -> Sequence[Drafted]:
+        assert isinstance(self.executor, ShowsDrafts)
+        return self.executor.show_drafts(ticket, ask)
+
+    def collect(self, ticket: Any) -> Reply:
+        return self.executor.collect(ticket)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+class RankGroup:
+    """What groups of processes and of threads have in common. facts: see `combined`; of all ranks the least."""
+
+    max_in_flight = 1
+    facts: Facts
+
+    @property
+    def reads(self) -> Collection[str]:
+        """The fields of SamplingParams that the ranks' samplers read: see `ReadsFields`."""
+        return self.facts.reads
+
+
+class RankProcesses(RankGroup):
+    """makes: for each rank a function that is called in its process, see `WorkerProcess`. seconds: how long a step may
+    go on without any rank coming to a meeting. ValueError or WorkerError if a rank does not start."""
+
+    def __init__(self, makes: Sequence[Make], board: Board, seconds: float):
+        self.board, self.seconds = board, seconds
+        self.ranks: list[WorkerProcess] = []
+        with ThreadPoolExecutor(len(makes)) as pool:
+            starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
+        board.unlink()
+        self.ranks = [each.result() for each in starting if each.exception() is None]
+        try:
+            for each in starting:
+                each.result()  # raises what went wrong
+            self.facts = combined([rank.facts for rank in self.ranks])
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, step: Step) -> int:
+        for rank in self.ranks:
+            self._or_end(step.step_id, rank.submit, step)
+        return step.step_id
+
+    def finish(self, ticket: int, masks: Masks) -> None:
+        for rank in self.ranks:
+            self._or_end(ticket, rank.finish, ticket, masks)
+
+    def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
+        return _alike(ticket, [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks], "drafts")
+
+    def collect(self, ticket: int) -> Reply:
+        replies: dict[int, Reply] = {}
+        while waiting := [rank for rank in self.ranks if rank.rank not in replies]:
+            progress = self.board.progress()
+            answered = connection.wait([rank.fileno() for rank in waiting], self.seconds)
+            if not answered and self.board.progress() == progress:
+                self._end(ticket, f"within {self.seconds:g} s", None)
+            for rank in waiting:
+                if rank.fileno() in answered:
+                    replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
+        return _agreed(ticket, [replies[rank.rank] for rank in self.ranks])
+
+    def close(self) -> None:
+        """Ends all processes; idempotent."""
+        for rank in self.ranks:
+            rank.close()
+
+    def _or_end(self, step: int, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except WorkerError as error:
+            self._end(step, "", error)
+
+    def _end(self, step: int, within: str, error: WorkerError | None) -> NoReturn:
+        """Ends all ranks, since none of them can go on without the others, and raises what is known."""
+        late, call = self.board.waited_for()
+        self.close()
+        names = " and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late)
+        waited = (
+            f"{names} did not come to {call} {within}".rstrip() if late else f"no rank answered step {step} {within}"
+        )
+        first = f"{error}. " if error is not None else ""
+        rank = late[0] if late else (0 if error is None else error.rank)
+        raise WorkerError(
+            f"{first}{waited}; all {len(self.ranks)} ranks were ended, and what their caches held is lost", step, rank
+        ) from None
+
+
+class RankThreads(RankGroup):
+    """The same with ranks that are threads. makes: for each rank a function that is called in its thread."""
+
+    def __init__(self, makes: Sequence[Make], group: ThreadGroup):
+        self.group = group
+        self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(makes))]
+        self._submitted: list[Future[Any]] = []
+        self.executors: list[Executor] = []
+        try:
+            made = self._all([thread.submit(make) for thread, make in zip(self._threads, makes, strict=True)])
+            self.executors = [executor for executor, _ in made]
+            self.facts = combined([facts for _, facts in made])
+        except BaseException:
+            self._end()
+            raise
+
+    def submit(self, step: Step) -> int:
+        self._submitted = self._each(lambda executor, rank: executor.submit(step))
+        return step.step_id
+
+    def finish(self, ticket: int, masks: Masks) -> None:
+        runs = self._all(self._submitted)
+        self._all(self._each(lambda executor, rank: executor.finish(runs[rank], masks)))  # type: ignore[attr-defined]
+
+    def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
+        runs, found = self._all(self._submitted), list[Any]()
+        for rank, executor in enumerate(self.executors):  # one after another: all ask the same grammar
+            found += self._all([self._threads[rank].submit(executor.show_drafts, runs[rank], ask)])  # type: ignore[attr-defined]
+        return _alike(ticket, found, "drafts")
+
+    def collect(self, ticket: int) -> Reply:
+        runs = self._all(self._submitted)
+        return _agreed(ticket, self._all(self._each(lambda executor, rank: executor.collect(runs[rank]))))
+
+    def close(self) -> None:
+        """Ends all threads; idempotent."""
+        for executor in self.executors:
+            executor.close()
+        self.executors = []
+        self._end()
+
+    def _each(self, call: Callable[[Executor, int], Any]) -> list[Future[Any]]:
+        return [self._threads[rank].submit(call, executor, rank) for rank, executor in enumerate(self.executors)]
+
+    def _all(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """The results of all ranks. What went wrong first ends the waiting of the others."""
+        concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+        if any(future.done() and future.exception() is not None for future in futures):
+            self.group.end()
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        # The others only say that somebody did not come.
+        for error in sorted(errors, key=lambda error: isinstance(error, CollectiveError)):
+            raise error
+        return [future.result() for future in futures]
+
+    def _end(self) -> None:
+        self.group.end()
+        for thread in self._threads:
+            thread.shutdown()
+
+
+def _alike(step: int, found: Sequence[Any], what: str) -> Any:
+    for rank, each in enumerate(found):
+        if each != found[0]:
+            raise WorkerError(
+                f"step {step}: rank {rank} has other {what} than rank 0: {each} and {found[0]}", step, rank
+            )
+    return found[0]
+
+
+def _agreed(step: int, replies: Sequence[Reply]) -> Reply:
+    """The first rank's reply. WorkerError where another rank sampled other tokens."""
+    _alike(step, [reply.tokens for reply in replies], "tokens")
+    return replies[0]

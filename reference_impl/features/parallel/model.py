@@ -1,0 +1,118 @@
+"""A rank's model: the plain decoder of a config with fewer heads and columns, and four places where ranks meet.
+
+What a rank computes of attention and of an MLP is a sum over its own heads and columns: the outputs of `layer.o` and
+`layer.mlp` are added over all ranks, two all-reduces a layer, in every family. They are torch's forward hooks: no
+family's file, and no way to store a weight, knows of ranks. The embedding and the logits are divided by vocabulary: a
+rank looks its own tokens up, with zeros for the others, and the sum has one row for each token; logits are gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reference_impl.core.decoder import Decoder, DecoderLayer, Head
+from reference_impl.core.model_config import ModelConfig
+from reference_impl.features.parallel.loading import cut_table
+from reference_impl.features.parallel.shares import Share, shares_of
+from reference_impl.interfaces.collectives import Collectives
+from reference_impl.models.loader import Cut, Destination, NoHead
+from reference_impl.models.olmo2 import Olmo2Layer
+from reference_impl.models.quantization.head import StoredHead
+
+
+class RankModel:
+    """How a rank's model is made, on the way from its config to the moment when it computes. Used once.
+
+    whole: the model's own config. ValueError where its heads, its columns or groups of its weights cannot be divided.
+    """
+
+    def __init__(self, collectives: Collectives):
+        self.collectives = collectives
+
+    def config_of(self, whole: ModelConfig) -> ModelConfig:
+        """The config of this rank's model, with fewer heads and columns."""
+        self.everyone = shares_of(whole, self.collectives.size)
+        self.shares = self.everyone[self.collectives.rank]
+        return self.shares.config_of(whole)
+
+    def divide_vocabulary(self, model: Decoder) -> None:
+        """Makes room for this rank's tokens only, in the embedding and the lm_head of a model without weights."""
+        if isinstance(model.head, StoredHead):
+            raise ValueError("an lm_head that comes quantized is not divided among ranks: use tensor_parallel_size=1")
+        model.embedding = model.embedding.new_empty(self.shares.vocabulary.length, model.config.hidden_size)
+        if model.lm_head is not None:
+            model.lm_head = torch.empty_like(model.embedding)
+
+    def cut(self, model: Decoder, table: dict[str, Destination]) -> tuple[dict[str, Destination], dict[str, Cut]]:
+        """The destinations of this rank's model, and what is read of each tensor: see `cut_table`."""
+        return cut_table(model, self.shares, self.collectives.rank, table)
+
+    def join(self, model: Decoder) -> None:
+        """Has the ranks meet wherever each has only a part. The model has its weights."""
+        meets = self.collectives
+        model.lookup = RankLookup(self.shares.vocabulary, meets)
+        if not isinstance(model.head, NoHead):
+            model.head = RankHead(model.head, meets)
+        for layer in model.layers:
+            assert isinstance(layer, DecoderLayer)
+            for partial_sums in (layer.o, layer.mlp):
+                partial_sums.register_forward_hook(Summed(meets))
+            if isinstance(layer, Olmo2Layer):
+                queries = sum(each.queries.length for each in self.everyone)
+                keys = sum(each.keys.length for each in self.everyone)
+                norm = RankNorm(meets, model.config, layer.wide_q_norm, queries, keys)
+                layer.normalize_heads = norm  # type: ignore[method-assign]
+
+
+class Summed:
+    """A forward hook: the ranks' partial sums, added."""
+
+    def __init__(self, collectives: Collectives):
+        self.collectives = collectives
+
+    def __call__(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
+        return self.collectives.all_reduce(output)
+
+
+class RankLookup:
+    """The rows of all tokens, of which each rank has some: ids [n] -> [n, hidden_size]."""
+
+    def __init__(self, share: Share, collectives: Collectives):
+        self.share, self.collectives = share, collectives
+
+    def __call__(self, ids: Tensor, embedding: Tensor) -> Tensor:
+        mine = ids - self.share.start
+        others = (mine < 0) | (mine >= self.share.length)
+        found = F.embedding(mine.masked_fill(others, 0), embedding)
+        return self.collectives.all_reduce(found.masked_fill(others[:, None], 0))
+
+
+class RankHead:
+    """The logits of all tokens, of which each rank computes some: x [rows, hidden_size] -> [rows, vocab_size]."""
+
+    def __init__(self, head: Head, collectives: Collectives):
+        self.head, self.collectives = head, collectives
+
+    def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        return torch.cat(self.collectives.all_gather(self.head(x, lm_head)), dim=1)
+
+
+class RankNorm:
+    """OLMo-2's norm over all heads, of which each rank has some: it needs the mean square of all of them.
+
+    queries, keys: heads that all ranks have together; a KV head that several ranks keep counts each time.
+    """
+
+    def __init__(self, collectives: Collectives, config: ModelConfig, q_norm: Tensor, queries: int, keys: int):
+        self.collectives, self.eps, self.q_norm = collectives, config.norm_eps, q_norm
+        self.widths = queries * config.head_dim, keys * config.head_dim
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = self.collectives.all_reduce(wide.square().sum(-1, keepdim=True))
+        mean = squares / self.widths[weight is not self.q_norm]
+        return (wide * torch.rsqrt(mean + self.eps) * weight).to(x.dtype)

@@ -1,0 +1,150 @@
+"""Ranks as processes of one machine, which meet in a file that all of them map into memory.
+
+Each rank has two places of PLACE bytes, which take turns. It writes a piece of its tensor into one, then a header, and
+then the number of the meeting: when that number stands there, others may read. Nobody needs to say that it has read: a
+rank that shows its next piece has, and a place is written again only at the meeting after that one.
+
+The last number is written after all else. On x86-64 other cores see writes in this order; on other processors nothing
+here makes sure of it, so `supported` says no.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_impl.features.parallel.meeting import Meeting, check_calls
+from reference_impl.interfaces.collectives import CollectiveError
+
+Bytes: TypeAlias = NDArray[np.uint8]
+PLACE = 1 << 20  # bytes; a larger tensor takes several meetings
+_WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
+_STATE = 3  # words of what a rank is doing: number of its last meeting, call, step
+_CALLS = (
+    "nothing", "all_reduce", "all_gather", "reduce_scatter", "reduce_scatter (shapes)", "all_to_all",
+    "all_to_all (shapes)", "barrier", *(f"broadcast from {rank}" for rank in range(64)),
+)  # fmt: skip
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+
+
+def supported() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+class Board:
+    """The file, and what it says of each rank. size: ranks. path: None makes a new one, which `unlink` removes."""
+
+    def __init__(self, size: int, path: Path | None = None):
+        self.size = size
+        if path is None:
+            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            number, name = tempfile.mkstemp(prefix="inferlab-ranks-", dir=folder)
+            os.ftruncate(number, self._length)
+            self.path = Path(name)
+        else:
+            number, self.path = os.open(path, os.O_RDWR), path
+        self._memory = mmap.mmap(number, self._length)
+        os.close(number)
+        words = np.frombuffer(self._memory, np.int64, self._num_words)
+        self.state = words[: size * _STATE].reshape(size, _STATE)
+        self.headers = words[size * _STATE : size * (_STATE + 2 * _WORDS)].reshape(size, 2, _WORDS)
+        places = np.frombuffer(self._memory, np.uint8, offset=8 * self._num_words)
+        self.places = places.reshape(size, 2, PLACE)
+
+    @property
+    def _num_words(self) -> int:
+        return -(-self.size * (_STATE + 2 * _WORDS) // 8) * 8
+
+    @property
+    def _length(self) -> int:
+        return 8 * self._num_words + self.size * 2 * PLACE
+
+    def unlink(self) -> None:
+        """Removes the file's name; whoever has it open keeps it."""
+        self.path.unlink(missing_ok=True)
+
+    def waited_for(self) -> tuple[list[int], str]:
+        """The ranks that all others wait for, and the call in which they do: of all ranks, those that came to the
+        fewest meetings. Empty where all came to as many."""
+        came = self.state[:, 0].tolist()
+        ahead = int(self.state[:, 0].argmax())
+        late = [rank for rank, number in enumerate(came) if number < came[ahead]]
+        return late, f"{_CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
+
+    def progress(self) -> int:
+        """A number that grows while any rank goes on."""
+        return int(self.state[:, 0].sum())
+
+
+class _Header(NamedTuple):
+    call: int
+    dtype: int
+    num_bytes: int
+    shape: list[int]
+
+    def tensor(self, data: Bytes) -> Tensor:
+        return torch.from_numpy(data).view(_DTYPES[self.dtype]).view(self.shape)
+
+
+class SharedMemoryRank(Meeting):
+    """seconds: how long this rank waits for the others."""
+
+    def __init__(self, rank: int, board: Board, seconds: float = 30):
+        super().__init__(rank, board.size)
+        self.board, self.seconds, self._number = board, seconds, 0
+
+    def _meet(self, call: str, x: Tensor) -> list[Tensor]:
+        headers, pieces = self._show_piece(call, x, 0)
+        check_calls([_CALLS[header.call] for header in headers], self.step)
+        longest = max(header.num_bytes for header in headers)
+        if longest <= PLACE:
+            return [header.tensor(piece) for header, piece in zip(headers, pieces, strict=True)]
+        whole = [np.empty(header.num_bytes, np.uint8) for header in headers]
+        for at in range(0, longest, PLACE):
+            if at:
+                _, pieces = self._show_piece(call, x, at)
+            for data, piece in zip(whole, pieces, strict=True):
+                data[at : at + len(piece)] = piece
+        return [header.tensor(data) for header, data in zip(headers, whole, strict=True)]
+
+    def _show_piece(self, call: str, x: Tensor, at: int) -> tuple[list[_Header], list[Bytes]]:
+        """A meeting in which each rank shows the bytes of its tensor from `at` on; returns all headers and pieces."""
+        board, rank, self._number = self.board, self.rank, self._number + 1
+        turn = self._number % 2
+        piece = x.reshape(-1).view(torch.uint8).numpy()[at : at + PLACE]
+        board.places[rank, turn, : len(piece)] = piece
+        words = _CALLS.index(call), _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
+        board.headers[rank, turn, 1 : 1 + len(words)] = words
+        board.state[rank, 1:] = words[0], self.step
+        board.state[rank, 0] = board.headers[rank, turn, 0] = self._number
+        self._wait(turn, call)
+        headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[:, turn].tolist()]
+        lengths = [min(PLACE, max(0, header.num_bytes - at)) for header in headers]
+        return headers, [board.places[other, turn, :length] for other, length in enumerate(lengths)]
+
+    def _wait(self, turn: int, call: str) -> None:
+        numbers, until = self.board.headers[:, turn, 0], None
+        for other in range(self.size):
+            while numbers[other] < self._number:
+                os.sched_yield()  # another rank may need this core
+                until = until or time.monotonic() + self.seconds
+                if time.monotonic() > until:
+                    late = [r for r in range(self.size) if numbers[r] < self._number]
+                    raise CollectiveError(
+                        f"rank {self.rank} waited {self.seconds:g} s in {call} of step {self.step} for "
+                        f"{', '.join(f'rank {r}' for r in late)}",
+                        late,
+                    )

@@ -1,0 +1,90 @@
+"""Which heads, columns of the MLP and tokens of the vocabulary each rank has. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from reference_impl.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of `whole` things: `length` of them from `start` on."""
+
+    whole: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class RankShares:
+    """What one rank of several has of a model. columns: of an MLP, of each expert's; vocabulary: of its tokens."""
+
+    queries: Share  # heads
+    keys: Share  # heads of keys and values
+    columns: Share
+    expert_columns: Share | None
+    vocabulary: Share
+
+    def config_of(self, whole: ModelConfig) -> ModelConfig:
+        """The config of the rank's model. Its vocabulary stays whole, as tokens and logits are."""
+        experts = whole.experts
+        if experts is not None and self.expert_columns is not None:
+            experts = replace(experts, intermediate_size=self.expert_columns.length)
+        return replace(
+            whole, num_heads=self.queries.length, num_kv_heads=self.keys.length,
+            intermediate_size=self.columns.length, experts=experts, shard_of=whole,
+        )  # fmt: skip
+
+
+def shares_of(c: ModelConfig, size: int) -> list[RankShares]:
+    """The shares of `size` ranks. ValueError, with the sizes that fit, where one would have no whole KV head."""
+    heads = head_shares(c.num_heads, c.num_kv_heads, size)
+    experts = None if c.experts is None else columns(c.experts.intermediate_size, size)
+    mlp, tokens = columns(c.intermediate_size, size), divided(c.vocab_size, size)
+    return [
+        RankShares(*heads[rank], mlp[rank], None if experts is None else experts[rank], tokens[rank])
+        for rank in range(size)
+    ]
+
+
+def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[tuple[Share, Share]]:
+    """Each rank's query heads and KV heads. A rank has whole groups, a KV head with all its query heads. With more
+    ranks than KV heads several keep the same KV head, and divide its query heads. ValueError where neither goes."""
+    group = num_heads // num_kv_heads
+    if size <= num_kv_heads:
+        shares = divided(num_kv_heads, size)
+        return [(Share(num_heads, group * s.start, group * s.length), s) for s in shares]
+    copies = size // num_kv_heads
+    if size % num_kv_heads or copies > group:
+        fit = [n for n in range(1, num_heads + 1) if n <= num_kv_heads or (n % num_kv_heads == 0 and n <= num_heads)]
+        raise ValueError(
+            f"tensor_parallel_size: expected a number of ranks among which {num_heads} query heads and {num_kv_heads} "
+            f"KV heads can be divided ({_listed(fit)}), got {size}"
+        )
+    of_group = divided(group, copies)
+    return [
+        (Share(num_heads, group * kv + queries.start, queries.length), Share(num_kv_heads, kv, 1))
+        for kv in range(num_kv_heads)
+        for queries in of_group
+    ]
+
+
+def divided(whole: int, size: int, unit: int = 1) -> list[Share]:
+    """Shares of consecutive things in whole units, as equal as they can be; the first ranks have one more unit."""
+    each, more = divmod(whole // unit, size)
+    lengths = [unit * (each + (rank < more)) for rank in range(size)]
+    return [Share(whole, sum(lengths[:rank]), length) for rank, length in enumerate(lengths)]
+
+
+def columns(whole: int, size: int) -> list[Share]:
+    """Shares of an MLP's columns, in units that groups of weights with one scale divide, where there are enough."""
+    unit = next((unit for unit in (128, 64, 32, 16) if whole % unit == 0 and whole // unit >= size), 1)
+    if whole < size:
+        raise ValueError(f"tensor_parallel_size: expected at most {whole}, the columns of an MLP, got {size}")
+    return divided(whole, size, unit)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

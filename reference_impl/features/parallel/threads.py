@@ -1,0 +1,44 @@
+"""Ranks as threads of one process: for tests, for labs, and where no process can be started."""
+
+from __future__ import annotations
+
+import threading
+
+from torch import Tensor
+
+from reference_impl.features.parallel.meeting import Meeting, check_calls
+from reference_impl.interfaces.collectives import CollectiveError
+
+
+class ThreadGroup:
+    """What the ranks of one process share. seconds: how long a rank waits for the others; None: without end."""
+
+    def __init__(self, size: int, seconds: float | None = 30):
+        self.size, self.seconds = size, seconds
+        # Two tables take turns: a rank that is one call ahead must not overwrite what others still read.
+        self.shown: list[list[tuple[str, Tensor] | None]] = [[None] * size, [None] * size]
+        self.barrier = threading.Barrier(size)
+
+    def rank(self, rank: int) -> ThreadRank:
+        return ThreadRank(rank, self)
+
+    def end(self) -> None:
+        """Ends the waiting of all ranks, now and later, with an error."""
+        self.barrier.abort()
+
+
+class ThreadRank(Meeting):
+    def __init__(self, rank: int, group: ThreadGroup):
+        super().__init__(rank, group.size)
+        self.group = group
+
+    def _meet(self, call: str, x: Tensor) -> list[Tensor]:
+        table = self.group.shown[self.num_calls % 2]
+        table[self.rank] = call, x.clone()  # this rank may go on and change it while others read
+        try:
+            self.group.barrier.wait(self.group.seconds)
+        except threading.BrokenBarrierError:
+            raise CollectiveError(f"rank {self.rank}, {call} of step {self.step}: not all ranks came") from None
+        shown = [each for each in table if each is not None]
+        check_calls([name for name, _ in shown], self.step)
+        return [each for _, each in shown]
