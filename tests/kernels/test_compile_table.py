@@ -14,7 +14,7 @@ import triton
 
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.compilation import Resources
-from reference_impl.kernels.compile_table import TABLE
+from tests.kernels.compile_table import TABLE
 from tests.warm import Warm
 
 Ran = subprocess.CompletedProcess[str]
@@ -32,7 +32,7 @@ def in_a_process_that_compiles(warm: Warm) -> Callable[..., Ran]:
 
 @pytest.fixture
 def compile_table(in_a_process_that_compiles: Callable[..., Ran]) -> Callable[..., Ran]:
-    return functools.partial(in_a_process_that_compiles, "-m", "reference_impl.kernels.compile_table")
+    return functools.partial(in_a_process_that_compiles, "-m", "tests.kernels.compile_table")
 
 
 def test_every_line_is_there_fits_and_is_what_the_compiler_says(compile_table: Callable[..., Ran]) -> None:
@@ -84,7 +84,7 @@ def test_a_line_of_another_triton_is_not_compared_but_what_this_one_compiles_is_
     (tmp_path / "compiled.json").write_text(json.dumps(table))
     script = f"""
 import sys
-from reference_impl.kernels import compile_table
+from tests.kernels import compile_table
 real = compile_table.compiled
 compile_table.compiled = lambda line: real(line) | {{"spilled": 16, "matrix_instructions": {{}}}}
 sys.argv = {[*arguments, "--all"]}
@@ -135,8 +135,8 @@ def recorded(in_a_process_that_compiles: Callable[..., Ran]) -> Recorded:
 RECORDING = """
 import json, torch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.calls import CALLS
-from reference_impl.kernels.calls.meta import empty
+from tests.kernels.calls import CALLS
+from tests.kernels.calls.meta import empty
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.launch import recording
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.compile_table import TABLE
 from reference_impl.kernels.fused_linear import FLOAT32_TILES, TILES, fused_linear
 from reference_impl.kernels.gemm import FEW_TOKENS, choose, grid_of
 from reference_impl.kernels.launch import tickets_of
+from tests.kernels.compile_table import TABLE
 from tests.kernels.paged import DEVICE, check
 from tests.kernels.test_gemm_kernels import inside_nan, normal
 

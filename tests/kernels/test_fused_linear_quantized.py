@@ -13,11 +13,11 @@ from torch import Tensor
 
 from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.compile_table import TABLE
 from reference_impl.kernels.fused_linear import EIGHT_BIT_TILES, fused_linear
 from reference_impl.kernels.fused_linear_w4a16 import TILES as W4_TILES
 from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
 from reference_impl.kernels.gemm import choose, grid_of
+from tests.kernels.compile_table import TABLE
 from tests.kernels.paged import check
 from tests.kernels.test_fused_linear import AROUND, operands
 from tests.kernels.test_gemm_kernels import normal

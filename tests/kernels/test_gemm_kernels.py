@@ -12,12 +12,12 @@ from torch import Tensor
 
 from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.compile_table import TABLE
 from reference_impl.kernels.gemm import TILES, Tile, choose, gemm, grid_of
 from reference_impl.kernels.gemm_fp8 import PROMOTED, gemm_fp8
 from reference_impl.kernels.gemm_fp8 import TILES as FP8_TILES
 from reference_impl.kernels.launch import TICKETS, tickets_of
 from reference_impl.kernels.quantize_rows import quantize_rows_fp8
+from tests.kernels.compile_table import TABLE
 from tests.kernels.paged import DEVICE, check
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()

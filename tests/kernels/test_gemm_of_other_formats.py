@@ -11,7 +11,6 @@ from torch import Tensor
 
 from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.compile_table import TABLE
 from reference_impl.kernels.gemm import choose, grid_of
 from reference_impl.kernels.gemm_fp4 import TILES as FP4_TILES
 from reference_impl.kernels.gemm_fp4 import gemm_fp4
@@ -24,6 +23,7 @@ from reference_impl.kernels.reference.linear import FP4_STEP
 from reference_impl.models.quantization.numbers import to_values
 from reference_impl.models.quantization.scheme import Activations, Scheme, decode, encode, fit
 from reference_impl.models.quantization.stored import round_activations
+from tests.kernels.compile_table import TABLE
 from tests.kernels.paged import DEVICE, check
 from tests.kernels.test_gemm_kernels import inside_nan, normal
 from tests.kernels.test_gemm_of_quantized_weights import DTYPES, integers

@@ -19,7 +19,7 @@ from tests.warm import Warm
 
 def test_each_line_of_the_table_has_a_name_of_its_own(warm: Warm) -> None:
     script = """
-from reference_impl.kernels.compile_table import lines
+from tests.kernels.compile_table import lines
 names = [line.name for line in lines()]
 assert len(names) == len(set(names)) > 900
 """

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from reference_impl import kernels
-from reference_impl.kernels.compile_table import TABLE
+from tests.kernels.compile_table import TABLE
 from tests.warm import Warm
 
 FILES = sorted(Path(next(iter(kernels.__path__))).glob("*.py"))
@@ -227,7 +227,7 @@ def test_the_lint_finds_half_precision_that_meets_a_float_argument() -> None:
 FLOATS = """
 import json, torch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.calls import CALLS
+from tests.kernels.calls import CALLS
 from reference_impl.kernels.launch import recording
 
 floats = {}

@@ -11,7 +11,7 @@ from reference_impl.bench.profiling.events import Call, Entry, read
 from reference_impl.bench.profiling.explain import OURS, Machine, explain, kind_of
 from reference_impl.bench.profiling.labels import PREFIX
 from reference_impl.bench.profiling.work import Work
-from reference_impl.kernels.compile_table import TABLE
+from tests.kernels.compile_table import TABLE
 
 MACHINE = Machine(bandwidth=4e12, rate=8e14, smallest=2e-6)
 WORK = {

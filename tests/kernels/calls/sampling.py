@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference_impl.kernels.calls.meta import Call, empty
 from reference_impl.kernels.sample_tokens import sample_tokens
+from tests.kernels.calls.meta import Call, empty
 
 ROWS = 64
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.kernels.calls.meta import Call, empty, scales
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
+from tests.kernels.calls.meta import Call, empty, scales
 
 
 def _attention(

@@ -1,10 +1,11 @@
-"""What a kernel uses of each GPU: `python -m reference_impl.kernels.compile_table [--update | --all | --share S]`.
+"""What a kernel uses of each GPU: `python -m tests.kernels.compile_table [--update | --all | --share S]`.
 
-The table is `compiled.json`. A line is a launch (which kernel, types, constants, tile) on an architecture, under a key
-that changes with anything that could change its machine code. Without options the command compiles nothing: it checks
-that each line's key is up to date and that its figures fit the GPU. --share compiles a random part again and compares,
---all everything; --update compiles what has changed and writes the table. Another version of Triton makes other machine
-code, so its figures are only checked against the GPU, and not compared with a line that another version made.
+The table is `reference_impl/kernels/compiled.json`. A line is a launch (which kernel, types, constants, tile) on an
+architecture, under a key that changes with anything that could change its machine code. Without options the command
+compiles nothing: it checks that each line's key is up to date and that its figures fit the GPU. --share compiles a
+random part again and compares, --all everything; --update compiles what has changed and writes the table. Another
+version of Triton makes other machine code, so its figures are only checked against the GPU, and not compared with a
+line that another version made.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Any
 import torch
 import triton
 
+import reference_impl
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
-from reference_impl.kernels.calls import CALLS
 from reference_impl.kernels.compilation import Resources, key, resources
 from reference_impl.kernels.launch import Launch, recording
+from tests.kernels.calls import CALLS
 
-TABLE = Path(__file__).parent / "compiled.json"
+TABLE = Path(reference_impl.__file__).parent / "kernels/compiled.json"
 
 
 @dataclasses.dataclass(frozen=True)

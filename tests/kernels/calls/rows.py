@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.kernels import gates, gates_fp8, rms_norm
-from reference_impl.kernels.calls.meta import Call, empty, scales
 from reference_impl.kernels.rotate_and_write import rotate_and_write
+from tests.kernels.calls.meta import Call, empty, scales
 
 ROWS = 64
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from reference_impl.kernels import fused_linear, fused_linear_w4a16
-from reference_impl.kernels.calls.meta import Call, empty, in_tile, name_in_tile
 from reference_impl.kernels.gemm import Tile
 from reference_impl.kernels.reference import Activation
+from tests.kernels.calls.meta import Call, empty, in_tile, name_in_tile
 
 _HIDDEN, _QKV, _INTERMEDIATE = 4096, 6144, 14336
 

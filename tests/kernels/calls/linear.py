@@ -18,8 +18,8 @@ from reference_impl.kernels import (
     gemm_w8a16,
     quantize_rows,
 )
-from reference_impl.kernels.calls.meta import Call, empty, in_tile, name_in_tile
 from reference_impl.kernels.gemm import Tile
+from tests.kernels.calls.meta import Call, empty, in_tile, name_in_tile
 
 _IN = _OUT = 4096
 

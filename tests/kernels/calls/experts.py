@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference_impl.kernels.calls.meta import Call, empty
 from reference_impl.kernels.grouped_gemm import grouped_gemm
 from reference_impl.kernels.lora import lora_expand, lora_shrink
+from tests.kernels.calls.meta import Call, empty
 
 
 def _grouped(tokens: int) -> Call:
