@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -175,35 +172,3 @@ def _usage(firsts: Sequence[Generation]) -> tuple[int, int, int]:
         sum(len(r.output_tokens) for r in samples),
         sum(min(r.num_cached_tokens, r.num_prompt_tokens) for r in requests),
     )
-
-
-class EngineThread:
-    """The engine in a thread beside the event loop. They share one interpreter lock, so each waits for the other. It is
-    for tests and notebooks, which can look at the engine while it serves."""
-
-    def __init__(self, llm: LLM):
-        self.llm = self.prompts = llm
-        self.vocab_size, self.max_model_len = llm.engine.model.config.vocab_size, llm.engine.max_model_len
-        self.acceptance, self.sampling_defaults = llm.engine.config.acceptance, llm.sampling_defaults
-        self.embedding_defaults = llm.embedding_defaults
-        self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self.send = self._commands.put
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    async def begin(self, receive: Callable[[Message], None]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def report(message: Message) -> None:
-            with contextlib.suppress(RuntimeError):  # a step may end after the loop was closed
-                loop.call_soon_threadsafe(receive, message)
-
-        self.worker = Worker(self.llm, self._commands, report)
-        self._thread = threading.Thread(target=self.worker.run, name="engine", daemon=True)
-        self._thread.start()
-
-    async def end(self, seconds: float) -> None:
-        self.send(None)
-        await asyncio.to_thread(self._thread.join, seconds)

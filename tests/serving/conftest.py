@@ -22,8 +22,9 @@ from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer
-from reference_impl.serving.worker import EngineThread, load
+from reference_impl.serving.worker import load
 from tests.serving import programs
+from tests.serving.engine_thread import EngineThread
 from tests.warm import SHARED, Warm
 
 

@@ -21,8 +21,8 @@ from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import WatchedTrace
-from reference_impl.serving.worker import EngineThread
 from tests.serving import programs
+from tests.serving.engine_thread import EngineThread
 from tests.warm import Warm
 
 COMPLETIONS = "/v1/completions"

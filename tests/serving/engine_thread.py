@@ -1,0 +1,44 @@
+"""The engine in a thread beside the event loop, where a test can look at it while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+
+from reference_impl import LLM
+from reference_impl.serving.runner import Message
+from reference_impl.serving.worker import Worker
+
+
+class EngineThread:
+    """The engine in a thread beside the event loop. They share one interpreter lock, so each waits for the other."""
+
+    def __init__(self, llm: LLM):
+        self.llm = self.prompts = llm
+        self.vocab_size, self.max_model_len = llm.engine.model.config.vocab_size, llm.engine.max_model_len
+        self.acceptance, self.sampling_defaults = llm.engine.config.acceptance, llm.sampling_defaults
+        self.embedding_defaults = llm.embedding_defaults
+        self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.send = self._commands.put
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    async def begin(self, receive: Callable[[Message], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(message: Message) -> None:
+            with contextlib.suppress(RuntimeError):  # a step may end after the loop was closed
+                loop.call_soon_threadsafe(receive, message)
+
+        self.worker = Worker(self.llm, self._commands, report)
+        self._thread = threading.Thread(target=self.worker.run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def end(self, seconds: float) -> None:
+        self.send(None)
+        await asyncio.to_thread(self._thread.join, seconds)
