@@ -7,7 +7,7 @@ block with one reference is cached and in no use. A request that holds an indexe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPool, PrefixIndex
 
@@ -90,6 +90,18 @@ class BlockReferences:
     def take_evicted(self) -> tuple[BlockId, ...]:
         evicted, self.evicted = tuple(self.evicted), []
         return evicted
+
+    def forget(self, blocks: Collection[BlockId]) -> None:
+        """Removes from the index these blocks, whoever holds them, and all that are in no use. A block
+        that is in use and is not one of these stays, with all before it."""
+        if self.index is None:
+            return
+        found = self.index.evict(len(self.indexed), lambda block: block in blocks or self.pool.ref_count(block) == 1)
+        for block in found:
+            self.indexed.remove(block)
+            self.num_evictable -= self.pool.ref_count(block) == 1
+            self.pool.decref([block])
+        self.evicted += found
 
     def _evict(self, num_blocks: int) -> None:
         assert self.index is not None

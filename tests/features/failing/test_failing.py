@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,74 @@ def test_what_it_had_cached_fails_no_other_request(way, index, random_model) -> 
     assert (first.finish_reason, second.output_tokens) == ("error", expected)
     assert POISON in neighbour.output_tokens or neighbour.finish_reason == "length"
     assert engine.kv.num_available == engine.num_blocks
+
+
+SHARED = [*CLEAN, *CLEAN[::-1]]
+SHARING: dict[str, dict[str, Any]] = {
+    "hash": {},
+    "radix": {"prefix_cache": "radix"},
+    "overlapped": {"overlap": "on"},
+    "in chunks": {"max_num_batched_tokens": 16},
+    "overlapped in chunks": {"max_num_batched_tokens": 9, "overlap": "on"},
+}
+
+
+@pytest.mark.parametrize("pause", [0, 1, 2])  # steps between the two
+@pytest.mark.parametrize("way", SHARING)
+def test_a_neighbour_that_shares_its_prefix_computes_it_again(way: str, pause: int, random_model: Any) -> None:
+    """Before one token is bad, many are: what comes before it in the same step, which the neighbour took over."""
+    model, sampling = random_model("float32"), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    expected = alone(model, [*SHARED, 10], sampling)
+    engine = Engine(model, EngineConfig(**PLAIN, **SHARING[way]))
+    with planted(model.embedding[POISON]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bad = engine.add([*SHARED, POISON, *range(20, 40)], sampling)
+        for _ in range(pause):
+            engine.step()
+        neighbours = [engine.add([*SHARED, 10], replace(sampling, n=n)) for n in (1, 2)]
+        neighbours += neighbours[1].children
+        finish(engine)
+    assert (bad.finish_reason, bad.output_tokens) == ("error", [])
+    assert [(r.finish_reason, r.output_tokens) for r in neighbours] == [("length", expected)] * 3
+    assert engine.kv.num_available == engine.num_blocks
+    assert run(engine, sampling, [[*SHARED, 10]])[0].output_tokens == expected
+
+
+def test_those_whose_own_tokens_are_bad_end_although_they_share(random_model: Any) -> None:
+    model, sampling = random_model("float32"), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    engine = Engine(model, EngineConfig(**PLAIN))
+    with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning, match="in the embedding"):
+        found = run(engine, sampling, [[*SHARED, POISON], [*SHARED, POISON], [*SHARED, 10]])
+    assert [request.finish_reason for request in found] == ["error", "error", "length"]
+    assert found[2].output_tokens == alone(model, [*SHARED, 10], sampling)
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+@pytest.mark.parametrize("where", ["shared", "its own"])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": "on"}, {"num_drafts": 2}, {"num_drafts": 2, "overlap": "on"}], ids=str
+)
+def test_a_bad_number_in_the_cache_ends_none_of_those_that_share_it(
+    options: dict[str, Any], where: str, steps: int, random_model: Any
+) -> None:
+    """It is gone when the tokens are computed again."""
+    model, sampling = random_model("float64"), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    given = [[*SHARED, 10, 11], [*SHARED, 12], [20, 21, 22, 23, 24]]
+    expected = [alone(model, prompt, sampling) for prompt in given]
+    parts = Parts(draft_model=random_model("float64", num_hidden_layers=1)) if "num_drafts" in options else None
+    engine = Engine(model, EngineConfig(**PLAIN, **options), parts)
+    requests = [engine.add(prompt, sampling) for prompt in given]
+    for _ in range(steps):
+        engine.step()
+    assert requests[0].block_table[:3] == requests[1].block_table[:3]
+    block = requests[0].block_table[0 if where == "shared" else 3]
+    keys, _ = engine.kv_cache.layer(1)
+    keys[block, 0] = torch.nan
+    finish(engine)
+    assert [(r.finish_reason, r.output_tokens) for r in requests] == [("length", tokens) for tokens in expected]
+    assert engine.kv.num_available == engine.num_blocks
+    preempted = [name for step in engine.trace.steps() for name in step.preempted]
+    assert sorted(preempted) == ["0", "1"]
 
 
 PLACES: dict[str, Callable[[Decoder], Tensor]] = {
