@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -108,16 +108,16 @@ def lent(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def unchanging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which must not change its arguments.
+def unchanging(function: Callable[..., Any], but: Sequence[int] = ()) -> Callable[..., Any]:
+    """`function`, which must not change its arguments, except those at the positions `but`.
 
     AssertionError: a tensor, list, dict or set among the arguments, or in one, is not as it was when the call returns;
     the message names the argument. When graded the learner's process compares, since lists and dicts there are copies.
     """
     from grader.learner_side.stand_ins import answer_unchanging, marked
 
-    away = marked(function, "unchanging")
-    return away or (lambda *args, **kwargs: answer_unchanging(function, args, kwargs))
+    away = marked(function, "unchanging", but)
+    return away or (lambda *args, **kwargs: answer_unchanging(function, args, kwargs, but))
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -13,7 +13,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,16 +70,24 @@ class Peer:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def call(self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], mark: str = "") -> Any:
+    def call(
+        self,
+        number: int,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        mark: str = "",
+        but: Sequence[int] = (),
+    ) -> Any:
         """Call object `number` of the other side, or its method `name`; tensors changed there are changed here.
 
         mark: "lent": when its answer is on the way, the other side overwrites the memory in which it has received
         tensors. "unchanging": the other side raises AssertionError where an argument, also a list or a dict, was
-        changed.
+        changed, those at the positions `but` excepted.
         """
         header = {"m": "call", "h": number, "n": name}
         try:
-            return self.request(header | {"mark": mark} if mark else header, (list(args), kwargs))
+            return self.request(header | {"mark": mark, "but": list(but)} if mark else header, (list(args), kwargs))
         except StopIteration as error:
             if name in ENDS_ITERATION:
                 raise
@@ -212,7 +220,9 @@ class Peer:
             error = None if args[0] is None else rebuild(args[0])
             args = [type(error) if error is not None else None, error, None]
         called = target if name is None else self._shown(target, name)
-        return answer_unchanging(called, tuple(args), kwargs) if mark == "unchanging" else called(*args, **kwargs)
+        if mark == "unchanging":
+            return answer_unchanging(called, tuple(args), kwargs, header["but"])
+        return called(*args, **kwargs)
 
     def _shown(self, target: Any, name: Any) -> Any:
         """Attribute `name` of an own object, if the other side may see it."""

@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,10 +112,11 @@ def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
     return handle._peer.call(handle._id, name, args, kwargs)
 
 
-def marked(function: Any, mark: str) -> Callable[..., Any] | None:
+def marked(function: Any, mark: str, but: Sequence[int] = ()) -> Callable[..., Any] | None:
     """`function`, a handle or a method of one, as a call that says `mark` to the other side; None if it is neither.
 
-    mark: "lent", its tensors are only lent; "unchanging", it must not change its arguments (`Peer.call`).
+    mark: "lent", its tensors are only lent; "unchanging", it must not change its arguments, those at the positions
+    `but` excepted (`Peer.call`).
     """
     if isinstance(function, Handle):
         handle, name = function, None
@@ -123,13 +124,17 @@ def marked(function: Any, mark: str) -> Callable[..., Any] | None:
         handle, name = function.args
     else:
         return None
-    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, mark)
+    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, mark, but)
 
 
-def answer_unchanging(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What function(*args, **kwargs) returns. AssertionError: it changed an argument; the message names it by the
-    function's own parameter, and the first place in it."""
+def answer_unchanging(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], but: Sequence[int] = ()
+) -> Any:
+    """What function(*args, **kwargs) returns. AssertionError: it changed an argument that is not at a position of
+    `but`; the message names it by the function's own parameter, and the first place in it."""
+    exempt = [args[i] for i in but]
     given = _parameters(function, args, kwargs)
+    given = {name: value for name, value in given.items() if not any(value is one for one in exempt)}
     before = {name: _copied(value) for name, value in given.items()}
     answer = function(*args, **kwargs)
     for name, value in given.items():

@@ -10,6 +10,8 @@
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Grading draws other inputs of the same kinds. A check that passes here for the right reason passes there.
+# - Tensors, lists and dicts that your functions are given belong to the caller: do not modify them. (Only
+#   `attend_batch` writes, into the two caches that it is given.)
 # - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: nothing else is available when your
 #   cells are graded, neither engine nor grader.
 #
@@ -27,7 +29,7 @@ import numbers
 
 import numpy
 
-from grader.checks import drawn, lent, rng, seed
+from grader.checks import drawn, lent, rng, seed, unchanging
 
 
 class CountingModel:
@@ -254,7 +256,7 @@ def generate_no_cache(model, prompt, num_new_tokens):
 #   3 × 4 + 3 × 2 / 2. The first call chooses the first new token, the third the last. A fourth call would compute logits that
 #   nobody uses; a call with only the newest token would need a cache.
 def check_no_cache(model, prompt, N):
-    output = tokens_of(generate_no_cache(model.forward, list(prompt), N), N)
+    output = tokens_of(unchanging(generate_no_cache)(model.forward, list(prompt), N), N)
     S = len(prompt)
     print("calls (first position, tokens):", short(model.log))
     print(f"{model.num_tokens} tokens for S={S}, N={N}; expected {N * S + N * (N - 1) // 2}")
@@ -547,11 +549,7 @@ def attend(q, k, v, past_len):
 def last_output(q, k, v, num_heads):
     """What attend gives for the last query of a prompt, where all heads hold the same q, k and v [tokens, head_dim]."""
     q, k, v = (tensor[:, None].expand(-1, num_heads, -1).clone() for tensor in (q, k, v))
-    given = [tensor.clone() for tensor in (q, k, v)]
-    out = attended(attend(q, k, v, 0), *q.shape)
-    for name, now, before in zip("qkv", (q, k, v), given, strict=True):
-        assert torch.equal(now, before), f"attend changed {name}, which belongs to the caller"
-    return out[-1]
+    return attended(unchanging(attend)(q, k, v, 0), *q.shape)[-1]
 
 
 for largest, num_heads in ((2.0, 1), (2.0, 2), (200.0, 1)):
@@ -892,7 +890,7 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
 #   position 4, and the next at 5. If a token is fed at a wrong position the model refuses, or answers as if another text had
 #   come before; one wrong token changes all after it.
 def check_same_tokens(model, prompt, N):
-    output = tokens_of(generate_cached(model.forward, list(prompt), N, len(prompt)), N)
+    output = tokens_of(unchanging(generate_cached)(model.forward, list(prompt), N, len(prompt)), N)
     print(f"{N} tokens after a prompt of {len(prompt)}: {output}")
     wrong = model.first_wrong(prompt, output)
     assert wrong is None, about_token(model, prompt, output, wrong)
@@ -917,7 +915,7 @@ with drawn("check_cached_tokens") as draw:
 #   chooses 3. Fed are 4 + 1 + 1 = 6 = S + N - 1 tokens in N = 3 calls. The last one is never fed: its logits would
 #   choose a token that was not asked for.
 def check_work(model, prompt, N):
-    output = tokens_of(generate_cached(model.forward, list(prompt), N, len(prompt)), N)
+    output = tokens_of(unchanging(generate_cached)(model.forward, list(prompt), N, len(prompt)), N)
     S = len(prompt)
     tokens, pairs = S + N - 1, (S + N - 1) * (S + N) // 2
     print(f"S={S}, N={N}: {model.num_calls} calls, {model.num_tokens} tokens, {model.num_pairs} pairs of attention,")
@@ -954,7 +952,7 @@ with drawn("check_cached_work") as draw:
 #   chunk size of 7 or more it is one call, and the output is the same.
 def check_chunked(key, prompt, N, chunk_size, vocab=64):
     model, S = CountingModel(key, vocab), len(prompt)
-    output = tokens_of(generate_cached(model.forward, list(prompt), N, chunk_size), N)
+    output = tokens_of(unchanging(generate_cached)(model.forward, list(prompt), N, chunk_size), N)
     prefill = [n for start, n in model.log if start < S]
     assert prefill, "the model was never called with a part of the prompt"
     print(f"chunk_size {chunk_size}: the prompt went in as {short(prefill)}, output {short(output)}")
@@ -1181,10 +1179,8 @@ def check_writes(lengths, num_new, max_len, generator):
     for r, n in enumerate(lengths):
         k_cache[r, n + num_new + 1 :], v_cache[r, n + num_new + 1 :] = math.nan, math.nan
     caches, before = (k_cache, v_cache), (k_cache.clone(), v_cache.clone())
-    given = (q.clone(), k.clone(), v.clone())
-    attend_batch(*given, k_cache, v_cache, told(lengths, num_new, max_len))
-    for name, now, was in zip("qkv", given, (q, k, v), strict=True):
-        assert torch.equal(now, was), f"attend_batch changed {name}, which belongs to the caller"
+    given = (q.clone(), k.clone(), v.clone(), k_cache, v_cache, told(lengths, num_new, max_len))
+    unchanging(attend_batch, but=(3, 4))(*given)
     for r, n in enumerate(lengths):
         slots = list(range(n, n + num_new))
         for name, cache, was, new in zip(("keys", "values"), caches, before, (k, v), strict=True):
@@ -1287,10 +1283,10 @@ for users, prompt_len, expected in (
     (50, 10_986, 0),
     (50, 20_000, 0),
 ):
-    seen = whole(max_new_tokens(budget, users, dict(qwen25_72b), prompt_len))
+    seen = whole(unchanging(max_new_tokens)(budget, users, dict(qwen25_72b), prompt_len))
     print(f"Qwen2.5-72B, 180 GB, {users} users, prompts of {prompt_len}: {seen} new tokens each")
     assert seen == expected, f"{users} users, prompts of {prompt_len}: expected {expected} new tokens, saw {seen}"
-seen = whole(max_new_tokens(1_000_000_000, 1, dict(qwen3_06b), 0))
+seen = whole(unchanging(max_new_tokens)(1_000_000_000, 1, dict(qwen3_06b), 0))
 print(f"Qwen3-0.6B (head_dim 128, hidden_size / heads 64), 1 GB, one user: {seen}")
 assert seen == 8_719, f"Qwen3-0.6B, 1 GB, one user: expected 8719 tokens, saw {seen}"
 with drawn("check_budget") as draw:
@@ -1309,7 +1305,7 @@ with drawn("check_budget") as draw:
         for rest in (0, one * users - 1):  # not one byte more than they fill, and one too few for another token each
             for prompt_len in (0, random_int(1, context - 2, draw), context - 1, context, context + 7):
                 total = context * one * users + rest
-                seen = whole(max_new_tokens(total, users, dict(config), prompt_len, bytes_per_value))
+                seen = whole(unchanging(max_new_tokens)(total, users, dict(config), prompt_len, bytes_per_value))
                 case = f"{total} bytes, {users} users, {config}, {bytes_per_value} bytes per value, prompts of {prompt_len}"
                 expected = max(0, context - prompt_len)
                 assert seen == expected, f"{case}: expected {expected}, saw {seen}"
@@ -1418,6 +1414,7 @@ for text, tokens in zip(
     texts, check_served("target", prompts, num_new_tokens=6, max_num_batched_tokens=8), strict=True
 ):
     print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
+check_served("draft", [prompts[0]], num_new_tokens=2, max_num_batched_tokens=4)  # a model with one KV head
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
 prompts = [

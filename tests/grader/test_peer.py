@@ -581,6 +581,13 @@ def test_a_function_that_changes_nothing_answers_as_ever(pair: Pair) -> None:
             unchanging(function)()
 
 
+def test_arguments_that_a_function_writes_into_are_left_out_by_position(pair: Pair) -> None:
+    for function in (give_back, pair.get(f=give_back)):
+        assert unchanging(function, but=(1,))([0, 4], {"a": 1}) == 11
+        with pytest.raises(AssertionError, match="its argument lengths"):
+            unchanging(function, but=(1,))([0, 5, 1], {"a": 1})
+
+
 def test_a_method_and_what_it_cannot_copy_may_be_given(learners: Callable[[type], Any], pair: Pair) -> None:
     borrower, callback = learners(Borrower)(), lambda: None
     assert unchanging(borrower.keep)(torch.arange(3.0), more=(torch.ones(1),)).tolist() == [1, 2]
