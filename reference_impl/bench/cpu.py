@@ -1,16 +1,14 @@
 """The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
 scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py), and what
-`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py), and
-the same model beside llama.cpp, where that is installed (cpu_llama.py).
+`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
 
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
 done, so with outputs of different lengths most of the ratio comes from the scheduler; with equal ones, from the step.
 Texts are compared: where they diverge (bf16 only), the two tokens must be a near-tie in both.
 
-With its default rounds it should take at most about eight minutes on two cores, with llama.cpp some four more. So
-continuous batching, the slowest, is run with 16 requests only, and 64 requests run in bf16 only on a CPU that
-multiplies bf16.
+With its default rounds it should take at most about eight minutes on two cores. So continuous batching, the slowest, is
+run with 16 requests only, and 64 requests run in bf16 only on a CPU that multiplies bf16.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from typing import Any
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
-from reference_impl.bench import batching, cpu_llama, cpu_quantized, harness, host_work, invariance, prefix
+from reference_impl.bench import batching, cpu_quantized, harness, host_work, invariance, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
 from reference_impl.features.cpu.processor import cpu_has_bf16
 from reference_impl.interfaces import SamplingParams
@@ -81,7 +79,6 @@ def run(rounds: int) -> dict[str, Any]:
         del llm, peer
         gc.collect()
     result["quantized"] = cpu_quantized.run(rounds)
-    result["llama_cpp"] = cpu_llama.run(rounds)
     result["host_work"] = host_work.run(rounds)
     result["import"] = import_seconds(rounds)
     result["peak_memory_mb"] = peak_memory_mb()
@@ -162,8 +159,6 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(both)} |")
     if "quantized" in result:
         lines += ["", cpu_quantized.markdown(result["quantized"])]
-    if beside := cpu_llama.markdown(result.get("llama_cpp", {})):  # not in older files
-        lines += ["", beside]
     lines += _own_rows(result)
     alone = max(case["speedup_over_padded"]["runs"] for case in result["cases"].values())
     lines += [
@@ -215,7 +210,7 @@ def table(result: dict[str, Any]) -> list[str]:
                 f"continuous over {name}, {kind} outputs: {harness.times(r)}, "
                 f"{case['steps']['continuous']} against {case['steps'][name]} steps"
             )
-    lines += cpu_quantized.table(result["quantized"]) + cpu_llama.table(result["llama_cpp"])
+    lines += cpu_quantized.table(result["quantized"])
     p = result["prefix"]
     for kind, r in p["faster_than_off"].items():
         lines.append(
@@ -226,8 +221,6 @@ def table(result: dict[str, Any]) -> list[str]:
     for n, ms in h["scheduler_step_ms"].items():
         us = h["scheduler_us_per_request"][n]["median"]
         lines.append(f"scheduler, {n} running requests: {ms['median']:.3f} ms a step, {us:.2f} us a request")
-    for n, us in h["block_operation_us"].items():
-        lines.append(f"allocate and free one of {n:,} blocks: {us['median']:.2f} us")
     lines.append(
         f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, "
         f"peak memory {result['peak_memory_mb']} MB"

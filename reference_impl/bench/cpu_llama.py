@@ -1,6 +1,4 @@
-"""llama.cpp beside ours, what a laptop's user would take instead: `inferlab bench cpu` has it, and alone
-
-    python -m reference_impl.bench cpu_llama [--rounds 3] [--save]
+"""`inferlab bench cpu_llama`: llama.cpp beside ours, what a laptop's user would take instead.
 
 The model is that of cpu_quantized.py: SmolLM-135M's shape with random weights, converted from the same file by the
 package gguf. Same prompts, same number of greedy tokens, as many threads as torch has, interleaved rounds: one stream,
@@ -85,7 +83,7 @@ def run(rounds: int, new_tokens: int = NEW_TOKENS, streams: int = STREAMS, **cha
     with peer, tempfile.TemporaryDirectory() as folder:
         try:
             return {"peer": versions, **_measured(peer, Path(folder), rounds, new_tokens, streams, changes)}
-        except PeerFailed as failed:  # what else `inferlab bench cpu` measured is not lost with it
+        except PeerFailed as failed:
             return {"not_measured": str(failed)}
 
 
@@ -215,9 +213,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table in Markdown; nothing where it was not measured."""
-    if "one stream" not in result:
-        return ""
+    """The table in Markdown."""
     lines = [
         f"| {result['parameters'] / 1e6:.0f}M random weights, beside llama.cpp | ours, tokens/s | llama.cpp, tokens/s "
         "| times its time | range | goal |",

@@ -1,4 +1,4 @@
-"""What the host does between two passes of the model: scheduling and block operations, without a model."""
+"""What the host does between two passes of the model: scheduling, without a model."""
 
 from __future__ import annotations
 
@@ -37,24 +37,11 @@ def scheduler_seconds(num_requests: int) -> list[float]:
     return seconds
 
 
-def block_operation_seconds(num_blocks: int, operations: int = 20_000) -> float:
-    """Seconds of one allocate(1) and one decref of it, in a pool of this size with half of it in use."""
-    pool = BlockPool(num_blocks)
-    pool.allocate(num_blocks // 2)
-    began = time.perf_counter()
-    for _ in range(operations):
-        pool.decref(pool.allocate(1))
-    return (time.perf_counter() - began) / operations
-
-
 def run(rounds: int) -> dict[str, Any]:
     step = {n: [statistics.median(scheduler_seconds(n)) for _ in range(rounds)] for n in (16, 256)}
     return {
         "scheduler_step_ms": {str(n): harness.spread([s * 1e3 for s in values]) for n, values in step.items()},
         "scheduler_us_per_request": {
             str(n): harness.spread([s * 1e6 / n for s in values]) for n, values in step.items()
-        },
-        "block_operation_us": {
-            n: harness.spread([block_operation_seconds(n) * 1e6 for _ in range(rounds)]) for n in (1000, 1_000_000)
         },
     }

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from reference_impl.assembly.model import load_model
-from reference_impl.bench import cpu, cpu_llama, cpu_quantized, llama_worker
+from reference_impl.bench import cpu_llama, cpu_quantized, llama_worker
 from reference_impl.bench.cpu_llama import LlamaCpp
 from reference_impl.bench.peer_process import PeerFailed
 from reference_impl.features.baselines.no_cache import RecomputeAttention
@@ -269,16 +269,10 @@ def test_rows_of_q_and_k_in_the_wrong_order_stop_it(monkeypatch: pytest.MonkeyPa
         cpu_llama.check_conversion(Stand(), tmp_path / "model")  # type: ignore[arg-type]
 
 
-def test_the_process_that_fails_midway_costs_the_other_cases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_process_that_fails_midway_the_result_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Stand):
         def ask(self, do: str, **what: Any) -> Any:
             raise PeerFailed("llama.cpp: load: out of memory")
 
     monkeypatch.setattr(LlamaCpp, "started", lambda *_: (Failing(), {}))
     assert cpu_llama.run(rounds=1, **SMALL) == {"not_measured": "llama.cpp: load: out of memory"}
-
-
-def test_results_without_it_are_shown_as_before() -> None:
-    old: dict[str, Any] = {"not_measured": "why"}
-    assert cpu_llama.markdown({}) == cpu_llama.markdown(old) == ""
-    assert cpu.cpu_llama is cpu_llama
