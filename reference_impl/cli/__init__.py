@@ -110,7 +110,6 @@ def serve(
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of the KV cache.")] = 16,
     seed: Annotated[int | None, typer.Option(min=0, help="Of requests without a seed; default: new ones.")] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="1: this engine computes on one device.")] = 1,
     gpu_memory_utilization: Annotated[
         float | None,
         typer.Option(
@@ -165,7 +164,7 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
-            tensor_parallel_size=tensor_parallel_size, generation_config=generation_config,
+            generation_config=generation_config,
             kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
         )  # fmt: skip
     running.serve()

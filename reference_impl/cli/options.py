@@ -23,7 +23,11 @@ _ATTENTION = (
     "compiled: for one stream on a CPU, half a minute to load the first time; needs a C++ compiler."
 )
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
-_WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
+_WORKER = (
+    "Where the model computes: here, or process: in one of its own, to which this one sends steps; with --tp each rank "
+    "has one, or is a thread of this one: threads."
+)
+_RANKS = "Processes that divide the model, each with some heads and columns of every layer (CPU)."
 _SPECULATIVE = (
     "Draft tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
@@ -97,6 +101,7 @@ class EngineOptions:
     acceptance: Annotated[str, typer.Option(help=_ACCEPTANCE)] = "exact"
     sampling_noise: Annotated[str, typer.Option(help=_NOISE)] = "one-number"
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "--tp", min=1, help=_RANKS)] = 1
 
     def of_llm(self) -> dict[str, Any]:
         """The options as arguments of LLM. Raises OSError or ValueError, see `folder_of`; ValueError for wrong

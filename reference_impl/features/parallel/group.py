@@ -71,9 +71,11 @@ class RankProcesses(RankGroup):
     def __init__(self, makes: Sequence[Make], board: Board, seconds: float):
         self.board, self.seconds = board, seconds
         self.ranks: list[WorkerProcess] = []
-        with ThreadPoolExecutor(len(makes)) as pool:
-            starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
-        board.unlink()
+        try:
+            with ThreadPoolExecutor(len(makes)) as pool:
+                starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
+        finally:
+            board.unlink()  # all ranks have it open
         self.ranks = [each.result() for each in starting if each.exception() is None]
         try:
             for each in starting:
@@ -101,7 +103,7 @@ class RankProcesses(RankGroup):
             progress = self.board.progress()
             answered = connection.wait([rank.fileno() for rank in waiting], self.seconds)
             if not answered and self.board.progress() == progress:
-                self._end(ticket, f"within {self.seconds:g} s", None)
+                self._end(ticket, f" within {self.seconds:g} s", None)
             for rank in waiting:
                 if rank.fileno() in answered:
                     replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
@@ -122,15 +124,15 @@ class RankProcesses(RankGroup):
         """Ends all ranks, since none of them can go on without the others, and raises what is known."""
         late, call = self.board.waited_for()
         self.close()
-        names = " and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late)
-        waited = (
-            f"{names} did not come to {call} {within}".rstrip() if late else f"no rank answered step {step} {within}"
-        )
-        first = f"{error}. " if error is not None else ""
+        said = [] if error is None else [str(error)]
+        if late:
+            names = " and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late)
+            said.append(f"{names} did not come to {call}{within}, for which all others wait")
+        elif error is None:
+            said.append(f"no rank answered step {step}{within}")
+        said.append(f"All {len(self.ranks)} ranks were ended, and what their caches held is lost")
         rank = late[0] if late else (0 if error is None else error.rank)
-        raise WorkerError(
-            f"{first}{waited}; all {len(self.ranks)} ranks were ended, and what their caches held is lost", step, rank
-        ) from None
+        raise WorkerError(". ".join(said), step, rank) from None
 
 
 class RankThreads(RankGroup):

@@ -1,0 +1,157 @@
+"""Ranks in processes: the texts of one process; what is said of a rank that is lost, stopped or cannot start; nothing
+is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.ranks import ranked_engine
+from reference_impl.features.process.worker import WorkerError
+from reference_impl.interfaces import SamplingParams, StepRow
+from tests.executor.forked import forked_workers, kill  # noqa: F401
+from tests.warm import Warm
+
+FOLDER = course_model("draft")
+CONFIG = EngineConfig(num_blocks=40, block_size=8, tensor_parallel_size=2)
+ASKED = [
+    ([5, 17, 40, 9] * 5, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)),
+    ([8, 3, 61], SamplingParams(max_tokens=14, seed=4, temperature=1.2, top_p=0.9, ignore_eos=True)),
+]
+
+
+def serve(engine: Engine) -> list[list[int]]:
+    requests = [engine.add(prompt, sampling, f"r{i}") for i, (prompt, sampling) in enumerate(ASKED)]
+    while engine.has_work():
+        engine.step()
+    return [request.tokens for request in requests]
+
+
+@pytest.fixture
+def ranked() -> Iterator[Callable[..., Engine]]:
+    """ranked(**options): an engine with two ranks in processes, which have ended behind the test."""
+    engines: list[Engine] = []
+
+    def make(config: EngineConfig = CONFIG, folder: Path = FOLDER, **options: Any) -> Engine:
+        engines.append(ranked_engine(folder, config, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+        assert all(rank._process.poll() is not None for rank in engine.executor.ranks), "no process is left behind"
+
+
+@pytest.fixture
+def forked_ranked(warm: Warm, forked_workers: None, ranked: Callable[..., Engine]) -> Callable[..., Engine]:  # noqa: F811
+    return ranked
+
+
+SCRIPT = """
+from reference_impl import LLM, SamplingParams, course_model
+llm = LLM(course_model("draft"), dtype="float32", device="cpu", num_blocks=40, tensor_parallel_size=2)
+sampling = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+print(llm.generate([[5, 17, 40, 9] * 5], sampling)[0].outputs[0].token_ids)
+print([rank.pid for rank in llm.engine.executor.ranks])
+"""
+
+
+def test_a_plain_script_writes_the_text_of_one_process_and_leaves_nothing(tmp_path: Path) -> None:
+    """A script without a main guard, which never closes its engine; the processes are started as they are in use."""
+    script = tmp_path / "plain.py"
+    script.write_text(SCRIPT)
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, env=there, timeout=600)
+    assert done.returncode == 0, done.stderr
+    tokens, pids = (eval(line) for line in done.stdout.splitlines())
+    alone = Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40))
+    assert tokens == serve(alone)[0][20:]
+    assert not any(is_there(pid) for pid in pids)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_two_engines_at_once(forked_ranked) -> None:
+    expected = serve(Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40)))
+    one, two = forked_ranked(), forked_ranked()
+    assert serve(one) == serve(two) == expected
+
+
+def test_a_rank_that_is_killed_ends_the_group_and_is_named(forked_ranked) -> None:
+    engine = forked_ranked()
+    engine.add(*ASKED[0])
+    engine.step()
+    kill(engine.executor.ranks[1])
+    with pytest.raises(WorkerError, match=r"worker 1 \(process \d+\) was killed by signal 9") as caught:
+        engine.step()
+    assert caught.value.rank == 1
+    assert "All 2 ranks were ended, and what their caches held is lost" in str(caught.value)
+    assert all(rank._process.poll() is not None for rank in engine.executor.ranks)
+
+
+def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_in(ranked) -> None:
+    engine = ranked()  # no forks: what stands for one would be stopped in its place
+    engine.add(*ASKED[0])
+    engine.step()
+    os.kill(engine.executor.ranks[1].pid, signal.SIGSTOP)
+    engine.executor.seconds = 1
+    late = r"rank 1 \(process \d+\) did not come to all_reduce of step \d+ within 1 s, for which all others wait"
+    with pytest.raises(WorkerError, match=late) as caught:
+        engine.step()
+    assert caught.value.rank == 1
+    assert all(rank._process.poll() is not None for rank in engine.executor.ranks)
+
+
+def test_a_step_that_raises_in_a_rank_is_shown(forked_ranked) -> None:
+    engine = forked_ranked()
+    engine.add(*ASKED[0])
+    engine.step()
+    submit, row = engine.executor.ranks[1].submit, StepRow(slot=77, start=0, num_tokens=1, samples=True)
+    engine.executor.ranks[1].submit = lambda step: submit(dataclasses.replace(step, rows=(row,)))
+    with pytest.raises(WorkerError, match=r"(?s)worker 1 failed in step \d+:.*Traceback.*All 2 ranks were ended"):
+        engine.step()
+
+
+def test_what_is_missing_at_the_start_is_named(forked_ranked, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'model' / 'model.safetensors'}: no such file")):
+        forked_ranked(folder=tmp_path / "model")
+    with pytest.raises(ValueError, match="2 query heads and 1 KV heads can be divided .*got 3"):
+        forked_ranked(EngineConfig(num_blocks=40, tensor_parallel_size=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative": "eagle"}, "speculative='eagle': its heads read whole embeddings"),
+        ({"attention": "triton"}, "attention='triton': its products are joined"),
+        ({"graphs": "on"}, "graphs='on': CUDA graphs of collectives are not captured"),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    config = EngineConfig(num_blocks=40, tensor_parallel_size=2, **options)
+    make_parts = (lambda: None) if "speculative" in options else None
+    with pytest.raises(ValueError, match=f"tensor_parallel_size=2 with {message}. Leave one of the two out"):
+        ranked_engine(FOLDER, config, make_parts=make_parts)
+    with pytest.raises(ValueError, match="device='cuda': there is no transport between GPUs"):
+        ranked_engine(FOLDER, CONFIG, device="cuda")
