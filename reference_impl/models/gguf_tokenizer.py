@@ -182,12 +182,19 @@ def _add_special(made: Tokenizer, file: GgufFile) -> None:
         add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in named])
     # What ends an answer is no text of it, whatever its type.
     made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ends_by_text(file)])
-    first = file.metadata.get("tokenizer.ggml.bos_token_id")
-    added = file.metadata.get("tokenizer.ggml.add_bos_token", file.metadata.get("tokenizer.ggml.model") == "llama")
-    if added and type(first) is int and 0 <= first < len(tokens):
+    model, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    begins = model == "llama" or pre == "llama-bpe"  # where the file does not say it, as in llama.cpp
+    around = []
+    for name, default in (("bos", begins), ("eos", False)):  # eos: models for embeddings
+        place = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        asked = file.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+        around.append([place] if asked and type(place) is int and 0 <= place < len(tokens) else [])
+    first, last = ([tokens[place] for place in places] for places in around)
+    if first or last:
         made.post_processor = processors.TemplateProcessing(
-            single=[tokens[first], "$A"], pair=[tokens[first], "$A", "$B"], special_tokens=[(tokens[first], first)]
-        )
+            single=[*first, "$A", *last], pair=[*first, "$A", "$B", *last],
+            special_tokens=[(tokens[place], place) for place in {*around[0], *around[1]}],
+        )  # fmt: skip
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:

@@ -316,6 +316,28 @@ def test_a_tokenizer_of_scores_merges_the_best_pair_first(tmp_path: Path) -> Non
     assert found.decode(encoded.ids) == "abc ü"
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"pre": "llama-bpe"}, "<a>x"),  # llama.cpp's default for it
+        ({"pre": "llama-bpe", "add_bos_token": False}, "x"),
+        ({"pre": "qwen2"}, "x"),
+        ({"pre": "qwen2", "add_eos_token": True}, "x<b>"),  # as of Qwen3-Embedding
+        ({"pre": "qwen2", "add_bos_token": True, "add_eos_token": True}, "<a>x<b>"),
+        ({"pre": "qwen2", "add_eos_token": True, "eos_token_id": 99}, "x"),
+    ],
+    ids=str,
+)
+def test_what_a_file_puts_around_a_text_is_put_there(fields: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    named: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2} | fields
+    tokens, types = ["x", "<a>", "<b>", "y", "xy"], [1, 3, 3, 1, 1]
+    made = gguf_tokenizer(
+        tokenizer_file(tmp_path, model="gpt2", tokens=tokens, merges=["x y"], token_type=types, **named)
+    )
+    assert "".join(made.encode("x").tokens) == expected
+    assert made.encode("x", add_special_tokens=False).tokens == ["x"]
+
+
 def test_llama_3_s_rotary_factors_are_read(make_gguf: Make, tmp_path: Path) -> None:
     path, _ = make_gguf("llama", {})
     assert gguf_config(GgufFile(path)).rope.kind == "default"
