@@ -1,4 +1,4 @@
-"""What an `LLM` of a GGUF file needs for texts: its tokenizer, and its chat template."""
+"""What an `LLM` of a GGUF file needs for texts: its tokenizer, and its chat templates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from reference_impl.models.gguf_tokenizer import gguf_tokenizer, special_tokens
 
 
 def take_texts(path: Path, templates: ChatTemplates) -> Tokenizer:
-    """Returns the file's tokenizer, and puts its chat template, if it has one, into templates."""
-    file = GgufFile(path)
-    if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
-        templates.put(template, f"{path}, tokenizer.chat_template", special_tokens(file))
+    """Returns the file's tokenizer, and puts its chat templates, if it has some, into templates."""
+    file, prefix = GgufFile(path), "tokenizer.chat_template"
+    found = {
+        name.removeprefix(prefix).removeprefix(".") or "default": template
+        for name, template in file.metadata.items()
+        if (name == prefix or name.startswith(f"{prefix}.")) and isinstance(template, str)
+    }
+    if found:
+        templates.put(found, f"{path}, {prefix}", special_tokens(file))
     return gguf_tokenizer(file)

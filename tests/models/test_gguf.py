@@ -20,8 +20,10 @@ from torch import Tensor
 
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.assembly.config import ConfigError
+from reference_impl.assembly.gguf import take_texts
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.stored_weights import paths_of
+from reference_impl.features.chat.templates import ChatTemplates
 from reference_impl.models.gguf_file import GgufFile
 from reference_impl.models.gguf_model import gguf_config
 from reference_impl.models.gguf_tokenizer import gguf_tokenizer
@@ -314,6 +316,28 @@ def test_a_tokenizer_of_scores_merges_the_best_pair_first(tmp_path: Path) -> Non
     encoded = found.encode("abc ü")
     assert encoded.tokens == ["<s>", "▁a", "bc", "▁", "<0xC3>", "<0xBC>"]
     assert found.decode(encoded.ids) == "abc ü"
+
+
+def test_a_file_may_have_a_template_for_tools_beside_its_own(tmp_path: Path) -> None:
+    """As gguf's writer puts them there for a tokenizer_config.json with a list."""
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(["x", "y", "xy"])
+    writer.add_token_merges(["x y"])
+    writer.add_chat_template(
+        [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]
+    )
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    templates = ChatTemplates(None)
+    take_texts(tmp_path / "t.gguf", templates)
+    assert [templates.choose(None, has_tools=tools)[0] for tools in (False, True)] == ["{{ messages }}", "{{ tools }}"]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ class ChatTemplates:
         """Replaces all templates of the folder by the one in `file`. OSError or ValueError if it is not a text."""
         self.named, self._places = {"default": read_text(file)}, {"default": str(file)}
 
-    def put(self, template: str, where: str, special_tokens: dict[str, str]) -> None:
-        """Replaces all templates by this one, which has no file. where: what errors call it."""
-        self.named, self._places = {"default": template}, {"default": where}
+    def put(self, named: dict[str, str], where: str, special_tokens: dict[str, str]) -> None:
+        """Replaces all templates by these, which have no files. where: what errors call them."""
+        self.named, self._places = named, dict.fromkeys(named, where)
         self.special_tokens = special_tokens
 
     def broken(self) -> list[str]:
