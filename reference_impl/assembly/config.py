@@ -77,7 +77,7 @@ class EngineConfig:
     itself (features/invariant). Otherwise rounding depends on the batch, and can change a token at the boundary of a
     draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
     step_seconds: for a worker in a process of its own: a step that is not answered after so many seconds is an error,
-    and the worker is ended.
+    and the worker is ended. Of several ranks, how long none of them may come to a collective, but at most 30.
     tensor_parallel_size: how many ranks divide the model, each with a part of every layer (features/parallel).
     """
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
     from reference_impl.features.parallel.meeting import Meeting
 
+MOST_SECONDS = 30  # between two collectives
 NOT_DIVIDED = ("eagle", "mtp", "medusa")  # drafts from heads on the target's hidden states
 
 
@@ -42,16 +43,17 @@ def ranked_engine(
     check_split(config, parts, make_parts)
     _check_divided(config, parts, device)
     config = dataclasses.replace(config, attention="torch", graphs="off")
+    seconds = min(config.step_seconds, MOST_SECONDS)
     load = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
     if ranks == "threads":
-        group = ThreadGroup(size, config.step_seconds)
+        group = ThreadGroup(size, seconds)
         executor: RankProcesses | RankThreads = RankThreads(
             [partial(_rank, load, group.rank(rank)) for rank in range(size)], group
         )
     else:
         board = Board(size)
-        makes = [partial(_rank_process, load, rank, size, board.path, config.step_seconds) for rank in range(size)]
-        executor = RankProcesses(makes, board, config.step_seconds)
+        makes = [partial(_rank_process, load, rank, size, board.path, seconds) for rank in range(size)]
+        executor = RankProcesses(makes, board, seconds)
     try:
         return Engine(executor.facts.model, config, dataclasses.replace(parts, executor=executor))
     except BaseException:

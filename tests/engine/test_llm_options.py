@@ -33,7 +33,7 @@ WRONG = {
     "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "--attention: expected one of auto, triton, torch, compiled, got 'strange'",
     "--sampling-noise": "--sampling-noise: expected one of one-number, gumbel, got 'strange'",
-    "--worker": "--worker: expected 'here' or 'process', got 'strange'",
+    "--worker": "--worker: expected 'here', 'process' or 'threads', got 'strange'",
     "--draft-tree": "--draft-tree: expected numbers between commas, such as 4,2,2, got 'strange'",
 }
 # The address is nobody's: a server that let the value pass would end all the same.
@@ -89,6 +89,8 @@ SERVED = {
     ("--speculative", "suffix"): ("speculative", "suffix"),
     ("--num-drafts", "3"): ("num_drafts", 3),
     ("--sampling-noise", "gumbel"): ("sampling_noise", "gumbel"),
+    ("--tensor-parallel-size", "2"): ("tensor_parallel_size", 2),
+    ("--tp", "2"): ("tensor_parallel_size", 2),
 }
 
 
@@ -155,7 +157,7 @@ def test_the_worker_may_be_a_process_of_its_own() -> None:
         texts.append([output.text for output in llm.generate(["def f(x):", "import"], sampling)])
         llm.engine.close()
     assert texts[0] == texts[1]
-    with pytest.raises(ValueError, match="worker: expected 'here' or 'process', got 'there'"):
+    with pytest.raises(ValueError, match="worker: expected 'here', 'process' or 'threads', got 'there'"):
         LLM(course_model("draft"), worker="there", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="loads its model from a folder"):
         LLM(shape="qwen3-0.6b", dummy_weights=True, worker="process", num_blocks=60)

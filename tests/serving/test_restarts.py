@@ -65,6 +65,35 @@ def engine_of(server: int) -> int:
     return engine
 
 
+def test_a_server_whose_rank_is_stopped_says_which_and_comes_back(inferlab: Any, text: str, until: Any) -> None:
+    """Two ranks; the second one stops in a stream."""
+    options = ("--dtype", "float32", "--tp", "2", "--step-seconds", "2", "--engine-restart-wait", "0.2")
+    running = inferlab(*options, cold_engine=True)
+    with httpx.Client(base_url=running.url, timeout=600) as client:
+        assert said(client) == text
+        ranks = ranks_of(engine_of(running.pid))
+        second = next(pid for pid in ranks if command_of(pid).split(b"\0")[-2] == b"1")
+        error = error_of(client, lambda: os.kill(second, signal.SIGSTOP))
+        assert f"rank 1 (process {second}) did not come to" in error
+        until(lambda: client.get("/ready").status_code == 200, "it serves again")
+        assert said(client) == text
+        assert not any(command_of(pid) for pid in ranks), "none of them is left"
+
+
+def ranks_of(engine: int) -> list[int]:
+    """Processes that its threads have started."""
+    lists = [path.read_text().split() for path in Path(f"/proc/{engine}/task").glob("*/children")]
+    return [int(pid) for found in lists for pid in found if b"features.process" in command_of(int(pid))]
+
+
+def command_of(pid: int) -> bytes:
+    """Its words; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def test_a_server_whose_engine_is_killed_comes_back_with_the_same_texts(inferlab: Any, text: str, until: Any) -> None:
     running = inferlab("--dtype", "float32", "--engine-restarts", "2", "--engine-restart-wait", "0.2")
     with httpx.Client(base_url=running.url, timeout=600) as client:
