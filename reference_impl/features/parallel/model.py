@@ -8,6 +8,8 @@ rank looks its own tokens up, with zeros for the others, and the sum has one row
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer, Head
+from reference_impl.core.linear import Linear
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.features.parallel.loading import cut_table
 from reference_impl.features.parallel.shares import Share, shares_of
@@ -22,6 +25,7 @@ from reference_impl.interfaces.collectives import Collectives
 from reference_impl.models.loader import Cut, Destination, NoHead
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.quantization.head import StoredHead
+from reference_impl.models.quantization.methods import Fp8
 
 
 class RankModel:
@@ -61,6 +65,11 @@ class RankModel:
             assert isinstance(layer, DecoderLayer)
             for partial_sums in (layer.o, layer.mlp):
                 partial_sums.register_forward_hook(Summed(meets))
+            for linear in layer.modules():
+                kind = linear.name.rpartition(".")[2] if isinstance(linear, Linear) else ""
+                if kind in ("o_proj", "down_proj") and isinstance(linear.method, Fp8):
+                    linear.method = copy(linear.method)  # others keep theirs
+                    linear.method.quantize_rows = RankScales(linear.method.quantize_rows, meets)
             if isinstance(layer, Olmo2Layer):
                 queries = sum(each.queries.length for each in self.everyone)
                 keys = sum(each.keys.length for each in self.everyone)
@@ -99,6 +108,19 @@ class RankHead:
 
     def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
         return torch.cat(self.collectives.all_gather(self.head(x, lm_head)), dim=1)
+
+
+class RankScales:
+    """Rounds x [rows, a rank's inputs] as if all inputs were here: with the scale of the largest of a whole row."""
+
+    def __init__(self, quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]], collectives: Collectives):
+        self.quantize_rows, self.collectives = quantize_rows, collectives
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.collectives.all_gather(x.abs().amax(1, keepdim=True))
+        largest = torch.cat(found, 1).amax(1, keepdim=True)
+        codes, scales = self.quantize_rows(torch.cat((x, largest), 1))  # it sets the scale, and goes again
+        return codes[:, :-1].contiguous(), scales
 
 
 class RankNorm:
