@@ -29,9 +29,7 @@ from reference_impl.core.model_config import ModelConfig
 from reference_impl.features.cpu.default import default_method
 from reference_impl.features.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
-from reference_impl.models.config_json import MOST_BYTES
-from reference_impl.models.config_reader import ConfigError
-from reference_impl.models.json_file import read_object
+from reference_impl.models.checkpoints import quantization_of
 from reference_impl.models.loader import CACHE_SCALES, is_decoder_alone, weight_files
 from reference_impl.models.moe import expert_names
 from reference_impl.models.quantization.auto_awq import awq_layouts
@@ -70,13 +68,12 @@ def stored_methods(
 
     free: bytes of memory; None: enough.
     """
-    path = folder / "config.json"
-    raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
+    raw = quantization_of(folder)
     if not raw:
         return None
     if config.architecture != "Phi3ForCausalLM":
         raw = with_parts(raw)
-    return methods_of_layouts(_layouts(raw, path), config, dtype, device, kernels, free)
+    return methods_of_layouts(_layouts(raw, folder / "config.json"), config, dtype, device, kernels, free)
 
 
 def _layouts(raw: Any, path: Path) -> LayoutOf:
@@ -116,8 +113,7 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
 
 def embedding_layout(folder: Path) -> Layout | None:
     """The layout of model.embed_tokens if it comes quantized, which torchao's headers say by name; otherwise None."""
-    path = folder / "config.json"
-    raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
+    raw = quantization_of(folder)
     if not isinstance(raw, dict) or raw.get("quant_method") != "torchao":
         return None
     return torchao_layouts(folder, weight_files(folder))("model.embed_tokens")

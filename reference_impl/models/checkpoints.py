@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from reference_impl.core.model_config import ModelConfig
-from reference_impl.models.config_json import MOST_BYTES, read_model_config
+from reference_impl.models.config_json import MOST_BYTES, QUANTIZATION, read_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
 
@@ -27,5 +28,12 @@ def read_config(model: str | Path, quantized: bool = False) -> ModelConfig:
 
 def is_quantized(folder: Path) -> bool:
     """Whether config.json says that the model is quantized. Raises ConfigError if it cannot be read."""
+    return bool(quantization_of(folder))
+
+
+def quantization_of(folder: Path) -> Any:
+    """What config.json says of quantized weights, not checked yet; None without such a field. ConfigError if the file
+    cannot be read."""
     path = folder / "config.json"
-    return path.is_file() and bool(read_object(path, ConfigError, MOST_BYTES).get("quantization_config"))
+    raw = read_object(path, ConfigError, MOST_BYTES) if path.is_file() else {}
+    return next((raw[name] for name in QUANTIZATION if raw.get(name)), None)

@@ -34,6 +34,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 _WITHOUT_HEAD = {f"{family.model_type.replace('_', '')}model": name for name, family in FAMILIES.items()}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 MOST_BYTES = 16 << 20  # of a file; published ones have thousands
+QUANTIZATION = ("quantization_config", "compression_config")  # the field; the second is compressed-tensors' older name
 
 
 def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
@@ -51,7 +52,8 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
         )
     raw = read_object(path, ConfigError, MOST_BYTES)
     if quantized:
-        raw.pop("quantization_config", None)
+        for name in QUANTIZATION:
+            raw.pop(name, None)
     generation = folder / "generation_config.json"
     extra = read_object(generation, ConfigError, MOST_BYTES) if generation.is_file() else {}
     config = parse_model_config(raw, extra, where=str(path))
@@ -251,12 +253,12 @@ def _experts(get: Reader, family: Family, num_layers: int) -> ExpertsConfig | No
 
 
 def _refuse_unsupported(get: Reader, family: Family) -> None:
-    if quantization := get.raw.get("quantization_config"):
+    for name in (name for name in QUANTIZATION if get.raw.get(name)):
         expected = (
             "none (weights that are quantized already are not quantized again: start from the model that they were "
             "made of, or load them as they are, without quantization=...)"
         )
-        raise get.error("quantization_config", expected, quantization)
+        raise get.error(name, expected, get.raw[name])
     get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
     get.refuse("is_causal", (True,), "true (attention is causal here)")
     if family.model_type == "phi3":

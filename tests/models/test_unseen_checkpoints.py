@@ -226,6 +226,16 @@ def test_scales_for_a_cache_are_let_be_and_the_log_says_what_to_do(
     assert "kv_dtype='fp8' keeps the cache in 8 bits" in caplog.text
 
 
+def test_the_older_name_of_the_config_is_read_too(make_folder: MakeFolder, edit, our_logits, tmp_path: Path) -> None:  # noqa: F811
+    quantize_folder(Job(make_folder(**SIZES), tmp_path / "packed", small("rtn"), TOKENS))
+    expected = our_logits(load_model(tmp_path / "packed", FLOAT32), IDS)[0]
+    raw = json.loads((tmp_path / "packed" / "config.json").read_text())
+    edit(tmp_path / "packed", quantization_config=None, compression_config=raw["quantization_config"])
+    assert torch.equal(our_logits(load_model(tmp_path / "packed", FLOAT32), IDS)[0], expected)
+    with pytest.raises(ConfigError, match="compression_config: expected none .*are not quantized again"):
+        load_model(tmp_path / "packed", FLOAT32, quantization="int8")
+
+
 OF_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 OF_ATTENTION = {"weights": None, "input_activations": OF_CACHE, "output_activations": None, "format": None}
 
