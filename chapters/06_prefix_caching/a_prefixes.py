@@ -1016,7 +1016,7 @@ def served_by(router, replicas=4, rate=16, requests=500):
     """(share of the prompt tokens found, p99 TTFT in seconds, busiest replica over the mean)."""
     h100_8b = Deployment(llama, h100, mfu=0.5, mbu=0.8)
     calls = workload("agents", seed=1, rate=rate, num_requests=requests)
-    results = simulate_replicas(calls, replicas, h100_8b, processes=1, router=router)
+    results = simulate_replicas(calls, replicas, h100_8b, router=router)
     together, busy = Result.fold(results), [r.busy_seconds for r in results]
     return together.hit_rate, float(np.percentile(together.ttft, 99)), max(busy) / np.mean(busy)
 

@@ -1,7 +1,6 @@
 """`inferlab bench simulator calibrate | compare | fleet`, on the course model and this machine.
 
-The files that are written carry a stamp (harness.py): machine, versions, load. A fleet runs in several processes, each
-of which imports this module: so it does not import torch, which would take more memory than the simulation.
+The files that are written carry a stamp (harness.py): machine, versions, load.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench import harness
-from reference_impl.bench.memory import PeakMemory
 from reference_impl.simulation.ledger import Result
 from reference_impl.simulation.replicas import simulate_replicas
 from reference_impl.simulation.routers import ROUTERS
@@ -46,21 +44,18 @@ def _fleet(args: argparse.Namespace) -> None:
     cost = Deployment(model_shape("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
     load_before = round(os.getloadavg()[0], 2)
     began = time.perf_counter()
-    with PeakMemory() as memory:
-        stream = workload(args.workload, rate=args.rate * args.replicas, num_requests=args.num)
-        config = EngineConfig(max_num_seqs=256, num_blocks=args.blocks)
-        result = Result.fold(simulate_replicas(stream, args.replicas, cost, args.processes, args.router, config))
-        percentiles = result.percentiles()
-    seconds = time.perf_counter() - began
-    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    stream = workload(args.workload, rate=args.rate * args.replicas, num_requests=args.num)
+    config = EngineConfig(max_num_seqs=256, num_blocks=args.blocks)
+    result = Result.fold(simulate_replicas(stream, args.replicas, cost, args.router, config))
+    percentiles = result.percentiles()
+    seconds, own = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "stamp": harness.stamp() | {"load_average_before": load_before},  # only now: it imports torch
-        "load": {k: getattr(args, k) for k in ("workload", "num", "rate", "replicas", "blocks", "router", "processes")},
+        "load": {k: getattr(args, k) for k in ("workload", "num", "rate", "replicas", "blocks", "router")},
         "on": "llama-3-8b on one H100 each, mfu 0.5, mbu 0.8, prefix cache hash",
         "seconds": seconds,
-        "processor_seconds": own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime,
-        "largest_process_bytes": {"router": own.ru_maxrss * _MAXRSS, "worker": others.ru_maxrss * _MAXRSS},
-        "memory_of_all_processes_bytes": memory.report(),
+        "processor_seconds": own.ru_utime + own.ru_stime,
+        "peak_memory_bytes": own.ru_maxrss * _MAXRSS,
         "simulated": {
             "seconds": result.duration, "steps": result.num_steps,
             "rows_per_step": result.request_steps / result.num_steps,
@@ -97,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fleet.add_argument(
         "--blocks", type=int, help="of 16 tokens, of each cache; what fits beside the weights if left out"
     )
-    fleet.add_argument("--processes", type=int, default=2)
     fleet.add_argument("--router", choices=sorted(ROUTERS), default="round_robin")
     fleet.add_argument("--file", type=Path, help="where to write the result; it is printed in any case")
     args = parser.parse_args(arguments)

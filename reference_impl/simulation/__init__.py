@@ -1,7 +1,7 @@
 """The same engine without a model: how it behaves under a load, on hardware that is elsewhere or hypothetical.
 
     result = simulate(workload("chat", rate=4.0, num_requests=1000), Deployment(...))
-    results = simulate_replicas(stream, replicas=100, cost=CalibratedCost.load(file), processes=2)
+    results = simulate_replicas(stream, replicas=100, cost=CalibratedCost.load(file), router="prefix")
 
 Scheduler, blocks and prefix cache are the engine's own. The seconds of a step come from a cost: the roofline of
 `theory.deployment`, or a fit to steps measured on this machine (`inferlab bench simulator calibrate`).

@@ -1,23 +1,15 @@
-"""Many replicas behind a router, in one process or several.
+"""Many replicas behind a router, in this process.
 
-The router reads the stream once and sends each request to one replica; a worker holds a share of the replicas and gets
-their requests in chunks through a pipe, which blocks when the worker is behind: no process holds the stream. A router's
-state is what it sent, so the result does not depend on the number of processes.
+The router reads the stream once, as it is served, and sends each request to one replica: nothing holds the stream.
 
 Closed loops: a request that follows another goes to the same replica, when that one has ended and its pause is over.
 """
 
 from __future__ import annotations
 
-import gc
 import math
-import multiprocessing
-import multiprocessing.connection
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.interfaces import Policy
@@ -30,15 +22,14 @@ from reference_impl.simulation.workloads.recent import Recent
 from reference_impl.simulation.workloads.request import WorkloadRequest
 from reference_impl.theory.deployment import Deployment
 
-CHUNK = 256  # requests sent together
-HELD = 20_000  # of a closed loop: requests that wait for another, in one worker, before its replicas move on
-READ_ON = 10  # times HELD: how far a worker reads on for the follower of a request that has ended
+HELD = 20_000  # of a closed loop: requests that wait for another, before replicas move on
+READ_ON = 10  # times HELD: how far is read on for the follower of a request that has ended
 HOMES = 200_000  # the last requests whose replica the router remembers, for their followers
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What every replica is made of; it travels to the workers. policy: makes one, a class or a function by name."""
+    """What every replica is made of. policy: makes one."""
 
     cost: StepCost
     config: EngineConfig | None = None
@@ -50,7 +41,6 @@ def simulate_replicas(
     requests: Iterable[WorkloadRequest],
     replicas: int,
     cost: StepCost | Deployment,
-    processes: int = 2,
     router: str | Callable[[int], Router] = "round_robin",
     config: EngineConfig | None = None,
     policy: Callable[[], Policy] | None = None,
@@ -59,21 +49,16 @@ def simulate_replicas(
     """Serves the stream to its end; one result per replica (`Result.fold` makes them one).
 
     requests: in order of arrival; one that follows another comes after it, and before the time at which it is sent.
-    router: of ROUTERS, or makes one for a number of replicas. Processes are spawned: a script that uses more than
-    one needs `if __name__ == "__main__"`.
+    router: of ROUTERS, or makes one for a number of replicas.
     """
-    if replicas < 1 or processes < 1:
-        raise ValueError(f"expected at least one replica and one process, got {replicas} and {processes}")
+    if replicas < 1:
+        raise ValueError(f"expected at least one replica, got {replicas}")
     if isinstance(router, str):
         if router not in ROUTERS:
             raise ValueError(f"router: expected one of {', '.join(ROUTERS)}, got {router!r}")
         router = ROUTERS[router]
     setup = Setup(Roofline(cost) if isinstance(cost, Deployment) else cost, config, policy, host_seconds)
-    routed = _routed(requests, router(replicas), replicas)
-    processes = min(processes, replicas)
-    if processes == 1:
-        return list(_Worker(setup, range(replicas), routed).run())
-    return _in_processes(setup, replicas, processes, routed)
+    return list(_Fleet(setup, replicas, _routed(requests, router(replicas), replicas)).run())
 
 
 def simulate(
@@ -83,8 +68,8 @@ def simulate(
     policy: Callable[[], Policy] | None = None,
     host_seconds: float = 0.0,
 ) -> Result:
-    """The result of one replica, in this process."""
-    [result] = simulate_replicas(requests, 1, cost, 1, "round_robin", config, policy, host_seconds)
+    """The result of one replica."""
+    [result] = simulate_replicas(requests, 1, cost, "round_robin", config, policy, host_seconds)
     return result
 
 
@@ -105,20 +90,17 @@ def _routed(
         yield replica, request
 
 
-# --- a worker -------------------------------------------------------------------------------------------------------
-
-
-class _Worker:
-    """A share of the replicas, and their requests in the order of the stream.
+class _Fleet:
+    """The replicas, and their requests in the order of the stream.
 
     A replica runs up to an arrival when it gets it, and until the end when the stream has ended. In a closed loop the
-    stream does not say when to run: the worker reads on until it holds many requests that wait for others, and then
-    runs the replica that is furthest behind. When a request ends whose follower has not been read, it reads on.
+    stream does not say when to run: it is read on until many requests wait for others, and then the replica runs that
+    is furthest behind. When a request ends whose follower has not been read, the stream is read on.
     """
 
-    def __init__(self, setup: Setup, names: Iterable[int], stream: Iterator[tuple[int, WorkloadRequest]]):
+    def __init__(self, setup: Setup, replicas: int, stream: Iterator[tuple[int, WorkloadRequest]]):
         self.stream = stream
-        self.replicas = {name: self._replica(setup, name) for name in names}
+        self.replicas = {name: self._replica(setup, name) for name in range(replicas)}
         self.followers: dict[str, list[WorkloadRequest]] = {}  # by id, the requests that wait for it
         self.num_held = 0
         self.ended: Recent[float] = Recent(HOMES)  # the last without a follower as far as was read, and when
@@ -187,78 +169,3 @@ class _Worker:
         for request in self.followers.pop(request_id):
             self.num_held -= 1
             self.replicas[name].offer(request, second + request.think)
-
-
-# --- processes ------------------------------------------------------------------------------------------------------
-
-
-def _in_processes(
-    setup: Setup, replicas: int, processes: int, routed: Iterator[tuple[int, WorkloadRequest]]
-) -> list[Result]:
-    """The results of all replicas; replica r belongs to process r % processes."""
-    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads can hang
-    pipes: list[multiprocessing.connection.Connection] = []
-    workers = []
-    try:
-        for k in range(processes):
-            here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(there, setup, range(k, replicas, processes)), daemon=True)
-            worker.start()
-            there.close()
-            pipes.append(here)
-            workers.append(worker)
-        chunks: list[list[tuple[int, WorkloadRequest]]] = [[] for _ in pipes]
-        for replica, request in routed:
-            chunk = chunks[replica % processes]
-            chunk.append((replica, request))
-            if len(chunk) == CHUNK:
-                _send(pipes[replica % processes], chunk)
-                chunk.clear()
-        for pipe, chunk in zip(pipes, chunks, strict=True):
-            _send(pipe, chunk)
-            _send(pipe, None)
-        return [_receive(pipes[replica % processes]) for replica in range(replicas)]
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for worker in workers:
-            worker.join(5)
-            if worker.is_alive():
-                worker.terminate()
-                worker.join()
-
-
-def _send(pipe: multiprocessing.connection.Connection, chunk: Any) -> None:
-    try:
-        pipe.send(chunk)
-    except (BrokenPipeError, ConnectionResetError):
-        _receive(pipe)  # raises what ended it
-        raise
-
-
-def _receive(pipe: multiprocessing.connection.Connection) -> Result:
-    try:
-        answer = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        raise RuntimeError("a worker of the simulation died without an error message") from None
-    if isinstance(answer, Result):
-        return answer
-    kind, text, where = answer
-    raise (ValueError if kind == "ValueError" else RuntimeError)(f"{text}\n\nin a worker:\n{where}")
-
-
-def _serve(pipe: multiprocessing.connection.Connection, setup: Setup, names: Iterable[int]) -> None:
-    """A worker process: reads chunks of requests until None, then sends its results one by one, or what went wrong."""
-    gc.set_threshold(100_000, 20, 100)  # nothing here lies in cycles: looking for them took a fifth of the time
-    try:
-        for result in _Worker(setup, names, _chunks(pipe)).run():
-            pipe.send(result)
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # the sender is gone
-        return
-    except Exception as error:
-        pipe.send((type(error).__name__, str(error), traceback.format_exc()))
-
-
-def _chunks(pipe: multiprocessing.connection.Connection) -> Iterator[tuple[int, WorkloadRequest]]:
-    while (chunk := pipe.recv()) is not None:
-        yield from deque(chunk)

@@ -1,8 +1,8 @@
 """Which replica serves a request: what a gateway can decide from what it has sent, and when.
 
 The router reads the stream ahead of the replicas and gets nothing from them: it has arrivals, prompts and its own
-choices, not how long answers get and not when they end. So its choices do not depend on the number of processes. A
-request that follows another is not routed: it goes to the same replica.
+choices, not how long answers get and not when they end. A request that follows another is not routed: it goes to the
+same replica.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def simulated_once(replicas: int, router: str) -> list[Result]:
     """A router of the course on the calls of the check: the check simulates it again for every answer."""
     return simulate_replicas(
         workload("agents", seed=1, rate=16, num_requests=500), replicas,
-        Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8), processes=1, router=router,
+        Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8), router=router,
     )  # fmt: skip
 
 
@@ -36,7 +36,6 @@ def simulate(calls: Iterator[WorkloadRequest], replicas: int, deployment: Deploy
         if chosen(router, replicas) != chosen(in_turn, replicas):
             return simulate_replicas(calls, replicas, deployment, **options)
         router = "round_robin"
-    assert options["processes"] == 1
     assert deployment == Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
     same = workload("agents", seed=1, rate=16, num_requests=500)
     assert all(a == b for a, b in zip(calls, same, strict=True)), "the check has changed: so must this"

@@ -23,7 +23,7 @@ def by_session(replicas: int) -> Callable[[WorkloadRequest], int]:
 def served(num: int, router: str | Callable[[int], Callable[[WorkloadRequest], int]]) -> tuple[Result, float]:
     """All replicas as one; p99 of the time to first token."""
     calls = workload("agents", seed=1, rate=16, num_requests=num)
-    results = simulate_replicas(calls, REPLICAS, H100, processes=1, router=router)
+    results = simulate_replicas(calls, REPLICAS, H100, router=router)
     together = Result.fold(results)
     assert together.num_requests == num
     return together, float(np.percentile(together.ttft, 99))

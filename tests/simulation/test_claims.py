@@ -119,7 +119,7 @@ def test_e15_03_littles_law_holds_for_one_replica_and_for_many() -> None:
     """L = lambda W. L is counted by the scheduler in every step; lambda and W come from arrivals and ends alone."""
     for results in (
         [served(0, 512, SHORT)],
-        simulate_replicas(register_load(1, SHORT), 3, FAST, 1, config=EngineConfig(num_blocks=9000)),
+        simulate_replicas(register_load(1, SHORT), 3, FAST, config=EngineConfig(num_blocks=9000)),
     ):
         for r in results:
             rate = r.num_requests / r.duration

@@ -156,11 +156,11 @@ def test_a_swapped_block_is_as_large_as_the_config_says() -> None:
 # --- replicas.py ------------------------------------------------------------------------------------------------------
 
 
-def waits(tenants: list[str], policy: Callable[[], Policy] | None = None, processes: int = 1) -> list[list[float]]:
+def waits(tenants: list[str], policy: Callable[[], Policy] | None = None) -> list[list[float]]:
     """One seat per replica; two replicas get every second request. Longest first, then shorter and shorter ones."""
     config = EngineConfig(num_blocks=50, max_num_seqs=1)
     requests = [request(i, i / 1024, 10, 30 - i, tenant=tenant) for i, tenant in enumerate(tenants)]
-    found = simulate_replicas(requests, 2, TICK, processes, config=config, policy=policy)
+    found = simulate_replicas(requests, 2, TICK, config=config, policy=policy)
     return [np.argsort(r.arrival).tolist() for r in found]
 
 
@@ -168,7 +168,6 @@ def test_every_replica_has_a_policy_of_its_own_and_keeps_to_it() -> None:
     """Order of arrival of those who finished first, second, ...: the first is in its seat when the others come."""
     assert waits([""] * 8) == [[0, 1, 2, 3]] * 2
     assert waits([""] * 8, ShortestFirst) == [[0, 3, 2, 1]] * 2
-    assert waits([""] * 8, ShortestFirst, processes=2) == [[0, 3, 2, 1]] * 2
 
 
 def test_tenants_are_known_to_the_policy() -> None:

@@ -60,10 +60,10 @@ def test_the_prefix_router_remembers_no_more_than_it_says(monkeypatch: pytest.Mo
     assert len(kept["homes"].cell_contents) + len(kept["older"].cell_contents) <= 2 * (10 + 9)
 
 
-def serve(name: str, router: str, processes: int = 1, num: int = 200) -> list[Result]:
+def serve(name: str, router: str, num: int = 200) -> list[Result]:
     load = workload(name, rate=4.0, num_requests=num, arrivals="poisson")
     config = EngineConfig(num_blocks=4000, max_num_seqs=64)
-    return simulate_replicas(load, 4, H100, processes, router, config)
+    return simulate_replicas(load, 4, H100, router, config)
 
 
 def test_agents_find_their_past_where_they_were_and_not_in_turn() -> None:
@@ -89,8 +89,8 @@ def test_questions_with_new_documents_gain_little() -> None:
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_a_router_chooses_the_same_again_and_in_any_number_of_processes(router: str) -> None:
-    runs = [serve("agents", router, processes, 40) for processes in (1, 1, 2)]
+def test_a_router_chooses_the_same_again(router: str) -> None:
+    runs = [serve("agents", router, 40) for _ in range(2)]
     for name in ("arrival", "ttft", "latency"):
         for replica in range(4):
             first, *others = (getattr(run[replica], name).tolist() for run in runs)
