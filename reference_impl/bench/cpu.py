@@ -1,6 +1,6 @@
 """The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
-scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py), and what
-`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
+scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py). Then one
+stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
 
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
@@ -25,7 +25,7 @@ from typing import Any
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
-from reference_impl.bench import batching, cpu_quantized, harness, host_work, invariance, prefix
+from reference_impl.bench import batching, cpu_quantized, harness, host_work, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
 from reference_impl.features.cpu.processor import cpu_has_bf16
 from reference_impl.interfaces import SamplingParams
@@ -75,7 +75,6 @@ def run(rounds: int) -> dict[str, Any]:
         if dtype == "float32":
             result["batching"] = batching.run(llm.engine.model, rounds)
             result["prefix"] = prefix.run(llm.engine.model, rounds)
-            result["batch_invariance"] = invariance.run(llm.engine.model, rounds)
         del llm, peer
         gc.collect()
     result["quantized"] = cpu_quantized.run(rounds)
@@ -187,8 +186,6 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
     for kind, r in p["faster_than_off"].items():
         what = f"first token, {p['shared_tokens']:,} of {p['shared_tokens'] + p['own_tokens']:,} tokens shared ({kind})"
         lines.append(f"| {what} | {harness.cells(r, 1)} |")
-    for name, case in result.get("batch_invariance", {}).items():  # not in older files
-        lines.append(f"| batch_invariant=True, {name}: times as long | {harness.cells(case['times_as_long'])} |")
     step = h["scheduler_step_ms"]["256"]
     lines.append(f"| scheduler, 256 running requests | {harness.cells(step, 2, ' ms')} |")
     return lines
