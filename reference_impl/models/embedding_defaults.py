@@ -49,8 +49,10 @@ def embedding_defaults(model: Path | None) -> EmbeddingDefaults:
         found = _of_gguf(model) if is_gguf(model) else _of_folder(model)
     except ConfigError as wrong:
         found = EmbeddingDefaults(refusal=str(wrong))
-    if found != EmbeddingDefaults():
-        logger.info("%s: embeddings that do not say how: %s", model, found)
+    if found.refusal is not None:
+        logger.warning("%s: so embeddings need pooling='mean' or 'last', without it", found.refusal)
+    elif found != EmbeddingDefaults():
+        logger.info("%s: embeddings are pooled by %r, normalize=%s by default", model, found.pooling, found.normalize)
     return found
 
 
