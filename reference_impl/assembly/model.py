@@ -95,7 +95,7 @@ def load_model(
     if linear_method is not None:
         from reference_impl.assembly.stored_weights import spare_tensors
 
-        table, others = _checked(model, table, folder, own), others | spare_tensors(model)
+        table, others = _checked(model, table, folder, own, rank is None), others | spare_tensors(model)
     cuts: dict[str, Cut] = {}
     if rank is not None:
         table, cuts = rank.cut(model, table)
@@ -108,18 +108,24 @@ def load_model(
     return model
 
 
-def _checked(model: Decoder, table: dict[str, Destination], folder: Path, own: bool) -> dict[str, Destination]:
+def _checked(
+    model: Decoder, table: dict[str, Destination], folder: Path, own: bool, is_whole: bool
+) -> dict[str, Destination]:
     """The table of a checkpoint whose linear layers may be stored otherwise. CheckpointError or ConfigError where its
-    files and its config contradict each other."""
+    files and its config contradict each other. is_whole: not a rank's part, whose layers have other shapes than the
+    files."""
     from reference_impl.assembly.stored_weights import embedding_layout
     from reference_impl.models.quantization.mixed_up import check_forms, check_tied
 
     files = weight_files(folder)
     if own and (layout := embedding_layout(folder)) is not None:
+        if not is_whole:
+            raise ConfigError(f"{folder}: an embedding that comes quantized is not divided: use tensor_parallel_size=1")
         table = table | _embedding(model, layout, table, folder)
     if own and model.config.tied_embeddings:
         check_tied(files, folder / "config.json")
-    check_forms(all_linears(model), files)
+    if is_whole:
+        check_forms(all_linears(model), files)
     return table
 
 
@@ -174,6 +180,7 @@ def _table(model: Decoder, folder: Path) -> dict[str, Destination]:
         return destinations(model)
     except ValueError as wrong:  # a layout that has no room for one of the matrices
         where = folder if is_gguf(folder) else f"{folder / 'config.json'}: quantization_config"
+        where = f"{where}, a rank's part" if model.config.shard_of is not None else where
         raise ConfigError(f"{where}: {wrong}") from None
 
 

@@ -10,11 +10,15 @@ weights is computed from that row, of which a rank then keeps its columns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
@@ -24,7 +28,9 @@ from reference_impl.models.loader import Cut, Destination, part_tensors
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.quantization.head import all_linears
 from reference_impl.models.quantization.methods import Quantized
+from reference_impl.models.quantization.stored import Stored
 
+_ALL_GROUPS = 4096  # all sizes of groups divide it
 Pieces = list[Share]  # of what a dimension counts, one after another: heads of q, then of k, then of v
 
 
@@ -65,31 +71,69 @@ def _of_linear(
 ) -> Cut | Destination | None:
     """How a tensor of a linear layer is read where that is not all of it, as it is."""
     inputs, outputs, each = pieces_of(linear, part, shares, model.config.head_dim)
-    whole_in = sum(piece.whole for piece in inputs) * each or linear.in_features
-    whole_out = sum(piece.whole for piece in outputs) * each or linear.parts[part]
-    whole: Any = SimpleNamespace(
-        name=linear.name, method=linear.method, parts={part: whole_out}, in_features=whole_in, has_bias=linear.has_bias
-    )
-    spec = part_tensors(whole, part)[word]
+    pieces = inputs or outputs
+    features = sum(piece.whole for piece in pieces) * each
+    spec = _spec(linear, part, word, bool(inputs), features)
     if inputs and word == "bias":  # all ranks' products are added, so one of them has the bias
         return None if rank == 0 else (mine, lambda tensor: linear.load(part, word, tensor.mul(0)))
-    if inputs and isinstance(linear.method, Quantized):
-        group = linear.method.group_of(whole_in) or 1
-        _check_edges(model, linear, part, inputs, each, group)
-        start = inputs[0].start * each
-        stored = slice(start, start + inputs[0].length * each)
-        return spec, partial(linear.method.load_inputs, linear.params, start=linear.row_of(part), inputs=stored)
+    if word == "weight_shape":  # compressed-tensors: the sizes of the whole matrix
+        own = (linear.parts[part], linear.in_features)
+        return spec, lambda tensor: linear.load(part, word, torch.tensor(own, dtype=tensor.dtype))
+    if inputs:
+        _check_activations(linear)
+        if isinstance(linear.method, Quantized):
+            _check_edges(model, linear, part, pieces, each, linear.method.group_of(features) or 1)
+            start = inputs[0].start * each
+            own_inputs = slice(start, start + inputs[0].length * each)
+            load = linear.method.load_inputs
+            return spec, partial(load, linear.params, start=linear.row_of(part), inputs=own_inputs)
     differ = [at for at, (a, b) in enumerate(zip(spec.shape, mine.shape, strict=True)) if a != b]
     if not differ:
         return None
     if word == "g_idx":
-        raise ValueError(f"{name}: the groups of a checkpoint with act-order are not divided among ranks: use one rank")
+        [(start, end)] = _edges(pieces, each)
+        return spec, lambda tensor: linear.load(part, word, _own_groups(tensor, start, end))
     if len(differ) > 1:
         raise ValueError(f"{name}: expected one dimension to divide among ranks, got {spec.shape} and {mine.shape}")
-    pieces = inputs or outputs
-    features = sum(piece.whole for piece in pieces) * each
-    _check_edges(model, linear, part, pieces, each, max(1, features // spec.shape[differ[0]]))
-    return _cut(spec.shape, differ[0], pieces, each)
+    group = 1
+    if spec.shape[differ[0]] != features:  # a number for several features; asked of a size that all groups divide
+        many = features * _ALL_GROUPS
+        group = many // _spec(linear, part, word, bool(inputs), many).shape[differ[0]]
+    _check_edges(model, linear, part, pieces, each, group)
+    return _cut(spec.shape, differ[0], pieces, each, group)
+
+
+def _spec(linear: Linear, part: str, word: str, of_inputs: bool, features: int) -> TensorSpec:
+    """A tensor of a layer with so many inputs, or so many outputs of a part."""
+    rows, inputs = (linear.parts[part], features) if of_inputs else (features, linear.in_features)
+    other: Any = SimpleNamespace(
+        name=linear.name, method=linear.method, parts={part: rows}, in_features=inputs, has_bias=linear.has_bias
+    )
+    found = part_tensors(other, part)[word]
+    part_tensors(linear, part)  # a method that remembers what it was asked remembers the rank's own
+    return found
+
+
+def _own_groups(groups: Tensor, start: int, end: int) -> Tensor:
+    """The groups of inputs start to end, counted from the rank's first. ValueError for groups in another order than
+    that of inputs (act-order): a rank's inputs would be of all groups."""
+    size = len(groups) // (int(groups.max()) + 1)
+    if not torch.equal(groups, torch.arange(len(groups), dtype=groups.dtype) // size):
+        raise ValueError(
+            "groups that are not in the order of inputs (act-order) are not divided among ranks: use "
+            "tensor_parallel_size=1"
+        )
+    return groups[start:end] - groups[start]
+
+
+def _check_activations(linear: Linear) -> None:
+    """Raises ValueError if a product rounds its inputs by the largest of a token's, of which a rank has some."""
+    layouts = linear.method.layouts.values() if isinstance(linear.method, Stored) else ()
+    if any((a := layout.activations) is not None and a.dynamic and a.per != "group" for layout in layouts):
+        raise ValueError(
+            f"{linear.name}: its checkpoint rounds activations by the largest of a token's, of which a rank has some: "
+            "use tensor_parallel_size=1"
+        )
 
 
 def pieces_of(linear: Linear, part: str, shares: RankShares, head_dim: int) -> tuple[Pieces, Pieces, int]:
@@ -111,34 +155,38 @@ def pieces_of(linear: Linear, part: str, shares: RankShares, head_dim: int) -> t
     raise ValueError(f"{linear.name}: a layer of this name is not divided among ranks: use tensor_parallel_size=1")
 
 
-def _cut(whole: tuple[int, ...], dim: int, pieces: Pieces, each: int) -> Cut:
-    """each: features of one of what the pieces count. A dimension that is shorter than these features has one number
-    for several of them: a scale for a group, or packed codes."""
-    features, ranges, before = sum(piece.whole for piece in pieces) * each, [], 0
-    for piece in pieces:
-        start, length = (n * each * whole[dim] // features for n in (before + piece.start, piece.length))
-        ranges.append((start, length))
-        before += piece.whole
+def _cut(whole: tuple[int, ...], dim: int, pieces: Pieces, each: int, group: int = 1) -> Cut:
+    """each: features of one of what the pieces count. group: features that have one number along the dimension."""
+    ranges = [(start // group, -(-end // group) - start // group) for start, end in _edges(pieces, each)]
     return Cut(whole, dim, tuple(ranges))
+
+
+def _edges(pieces: Pieces, each: int) -> list[tuple[int, int]]:
+    """Where each piece begins and ends among the features of all of them."""
+    firsts = itertools.accumulate((piece.whole for piece in pieces), initial=0)
+    starts = [first + piece.start for first, piece in zip(firsts, pieces, strict=False)]
+    return [(start * each, (start + piece.length) * each) for start, piece in zip(starts, pieces, strict=True)]
 
 
 def _check_edges(model: Decoder, linear: Linear, part: str, pieces: Pieces, each: int, group: int) -> None:
     """Raises ValueError if what a rank has begins or ends within `group` features that have one scale or one code."""
-    piece = next((piece for piece in pieces if not _between_groups(piece, each, group)), None)
-    if piece is None:
+    wrong = next((edges for edges in _edges(pieces, each) if not _between_groups(edges, pieces, each, group)), None)
+    if wrong is None:
         return
     fit, whole = [], model.config.whole
     for size in range(1, 65):
         with suppress(ValueError):
             found = [pieces_of(linear, part, shares, whole.head_dim) for shares in shares_of(whole, size)]
-            if all(_between_groups(one, each, group) for inputs, outputs, _ in found for one in (*inputs, *outputs)):
+            both = [inputs or outputs for inputs, outputs, _ in found]
+            if all(_between_groups(edges, own, each, group) for own in both for edges in _edges(own, each)):
                 fit.append(str(size))
-    first, last = piece.start * each, (piece.start + piece.length) * each
     raise ValueError(
-        f"{linear.name}: a rank's features {first} to {last} of {piece.whole * each} begin or end within a group of "
-        f"{group} that have one scale or one code. tensor_parallel_size: expected one of {', '.join(fit)}"
+        f"{linear.name}: a rank's features {wrong[0]} to {wrong[1]} of {sum(p.whole for p in pieces) * each} begin or "
+        f"end within a group of {group} that have one scale or one code. tensor_parallel_size: expected one of "
+        f"{', '.join(fit)}"
     )
 
 
-def _between_groups(piece: Share, each: int, group: int) -> bool:
-    return piece.start * each % group == 0 and piece.length * each % group == 0
+def _between_groups(edges: tuple[int, int], pieces: Pieces, each: int, group: int) -> bool:
+    ends = (*itertools.accumulate(piece.whole * each for piece in pieces),)  # the last group may be shorter
+    return edges[0] % group == 0 and (edges[1] % group == 0 or edges[1] == ends[-1])

@@ -16,7 +16,13 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.features.parallel.model import RankModel
 from reference_impl.features.parallel.shares import head_shares, shares_of
 from reference_impl.features.parallel.threads import ThreadGroup
-from tests.models.conftest import VARIANTS, our_logits, save  # noqa: F401
+from reference_impl.models.quantization.scheme import Activations, Scheme
+from tests.models import test_stored_weights
+from tests.models.conftest import VARIANTS, edit, our_logits, save  # noqa: F401
+from tests.models.test_gptq_awq import AWQ, GPTQ
+from tests.models.test_gptq_awq import written as written_in_words  # noqa: F401
+from tests.models.test_stored_weights import written  # noqa: F401
+from tests.quantization.conftest import make_folder  # noqa: F401
 
 IDS = [[5, 17, 40, 9, 33, 2, 61], [8, 3]]
 # Query heads and KV heads of the variants: 6 and 2, 6 and 6, 6 and 1. Ranks: unequal shares, and KV heads that repeat.
@@ -157,3 +163,49 @@ def test_a_shape_that_is_wrong_beside_the_slice_is_named(tensor: str, save: Any)
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{tensor}: expected shape"):
         ranks(folder, 2)
+
+
+QUANTIZED = [
+    Scheme("int4", "group", 32), Scheme("int4", "group", 16, symmetric=False), Scheme("int8", "channel"),
+    Scheme("e4m3", "tensor"), Scheme("e2m1", "group", 16, scales="e4m3"), Scheme("e4m3", "group", 32, scales="e8m0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", QUANTIZED, ids=str)
+def test_a_checkpoint_that_comes_quantized_is_divided(
+    scheme: Scheme,
+    written: Any,  # noqa: F811
+    our_logits: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    monkeypatch.setattr(test_stored_weights, "SIZES", test_stored_weights.SIZES | wide)
+    folder, _ = written(scheme)
+    check(load_model(folder, torch.float64), ranks(folder, 2), our_logits, 1e-9)
+
+
+def test_blocks_with_one_scale_are_not_cut(written: Any) -> None:  # noqa: F811
+    """160 columns are a block of 128, and one of 32: two ranks would have 96 and 64."""
+    folder, _ = written(Scheme("e4m3", "block"))
+    with pytest.raises(ValueError, match=r"a rank's features 0 to 96 of 160 .* group of 128 .*expected one of 1$"):
+        ranks(folder, 2)
+
+
+def test_activations_that_are_rounded_by_token_are_refused(written: Any) -> None:  # noqa: F811
+    folder, _ = written(Scheme("int8", "channel", activations=Activations("int8")))
+    with pytest.raises(ValueError, match="o_proj: its checkpoint rounds activations by the largest of a token's"):
+        ranks(folder, 2)
+
+
+@pytest.mark.parametrize("raw", [GPTQ, AWQ, GPTQ | {"desc_act": True}], ids=["gptq", "awq", "act-order"])
+def test_gptq_and_awq_are_divided_unless_their_groups_are_in_another_order(
+    raw: dict[str, Any],
+    written_in_words: Any,  # noqa: F811
+    our_logits: Any,  # noqa: F811
+) -> None:
+    folder, _ = written_in_words(raw, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    if raw.get("desc_act"):
+        with pytest.raises(ValueError, match="_proj.g_idx: groups that are not in the order of inputs"):
+            ranks(folder, 2)
+    else:
+        check(load_model(folder, torch.float64), ranks(folder, 2), our_logits, 1e-9)
