@@ -31,7 +31,7 @@ import torch
 
 import numbers
 
-from grader.checks import rng, seed
+from grader.checks import rng, seed, unchanging
 
 
 def random_int(low, high, generator):
@@ -164,16 +164,6 @@ def assert_tensor(name, seen, shape, dtype):
     assert seen.dtype == dtype, f"{name}: expected {dtype}, saw {seen.dtype}"
 
 
-def unchanged(function, tensor, *args):
-    """What function(tensor, *args) returns; fails if it writes into its tensors."""
-    tensors = [tensor, *(x for x in args if isinstance(x, torch.Tensor))]
-    before = [x.clone() for x in tensors]
-    result = function(tensor, *args)
-    for now, then in zip(tensors, before, strict=True):
-        assert torch.equal(now, then), "an input was changed; it belongs to the caller"
-    return result
-
-
 def your_logits(logits):
     """Logits [rows, vocab] as your functions take them."""
     return logits
@@ -280,7 +270,7 @@ def timelines(events):
 #   The entry of x has arrival 1.0, first scheduling 1.5 and tokens [2.0, 3.0]: the second scheduling follows a
 #   preemption and changes nothing. A request with only an arrival has an entry too, with None and an empty list.
 def check_timelines_of(events, expected):
-    seen = timelines(list(events))
+    seen = unchanging(timelines)(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
     assert set(seen) == set(expected), f"expected the requests {sorted(expected)}, saw {sorted(seen)}"
     for name, timeline in expected.items():
@@ -389,7 +379,7 @@ def request_metrics(arrived, scheduled, tokens):
 #   difference: None.
 def check_first_token(arrived, scheduled, tokens, queue, ttft):
     print(f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}")
-    seen = request_metrics(arrived, scheduled, list(tokens))
+    seen = unchanging(request_metrics)(arrived, scheduled, list(tokens))
     expected = {"arrived": arrived, "num_tokens": len(tokens), "queue": queue, "ttft": ttft}
     if not tokens:
         expected |= {"itl": [], "tpot": None, "latency": None}
@@ -422,7 +412,7 @@ for num_tokens in (0, 2, 2, 5):
 #   = 0.3. TTFT 1.0 and the gaps add up to 1.6, the latency. With one token there is no gap, and a mean of nothing is
 #   not 0 but undefined.
 def check_stream(arrived, tokens, itl, tpot, latency):
-    seen = request_metrics(arrived, arrived + 0.25, list(tokens))
+    seen = unchanging(request_metrics)(arrived, arrived + 0.25, list(tokens))
     problem = first_difference(seen, to_yours({"itl": itl, "tpot": tpot, "latency": latency}))
     assert problem is None, f"arrived {arrived}, tokens {tokens}: {problem}"
     gaps, total = from_yours(seen)["itl"], tokens[0] - arrived + sum(from_yours(seen)["itl"])
@@ -508,7 +498,7 @@ def check_rate(requests, num_tokens, duration):
     ends = [None if r["latency"] is None else r["arrived"] + r["latency"] for r in requests]
     if len(requests) < 5:
         print(f"arrivals {[r['arrived'] for r in requests]}, last tokens {ends}")
-    seen = load_metrics([to_yours(r) for r in requests])
+    seen = unchanging(load_metrics)([to_yours(r) for r in requests])
     problem = first_difference(seen, {"num_tokens": num_tokens, "duration": duration, "throughput": throughput})
     assert problem is None, f"{len(requests)} requests: {problem}"
     print(f"    {in_short(seen, ['num_tokens', 'duration', 'throughput'])}")
@@ -545,7 +535,7 @@ for _ in range(4):
 def check_load_means(requests, expected):
     if len(requests) < 5:
         print(f"gaps of each request {[r['itl'] for r in requests]}")
-    seen = load_metrics([to_yours(r) for r in requests])
+    seen = unchanging(load_metrics)([to_yours(r) for r in requests])
     problem = first_difference(seen, to_yours(expected))
     assert problem is None, f"gaps {[r['itl'] for r in requests]}: {problem}"
     print(f"    {in_short(seen, expected)}")
@@ -640,7 +630,7 @@ def goodput(requests, duration, max_ttft, max_tpot):
 #   token at 0.8 counts, since there is no TPOT to miss; no token does not. That is 2 of 5: an attainment of 0.4. In 4 s
 #   it is a goodput of 2 / 4 = 0.5 requests/s.
 def check_good(requests, duration, limits, num_good):
-    seen = goodput([to_yours(r) for r in requests], duration, *scaled(limits, YOUR_SECOND))
+    seen = unchanging(goodput)([to_yours(r) for r in requests], duration, *scaled(limits, YOUR_SECOND))
     expected = {"attainment": num_good / len(requests), "goodput": num_good / duration if duration else 0.0}
     problem = first_difference(seen, expected)
     assert problem is None, f"{len(requests)} requests, {num_good} of them good, in {duration:.2f} s: {problem}"
@@ -712,7 +702,7 @@ def metrics(events):
 #   the same three: what each part does with a missing value was decided in the parts. If this fails while their checks
 #   pass, something is lost on the way between them.
 def check_composed(events):
-    seen = metrics(list(events))
+    seen = unchanging(metrics)(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
     assert set(seen) == {"requests", "load"}, f"expected the keys requests and load, saw {sorted(map(str, seen))}"
     requests = {name: request_metrics(**timeline) for name, timeline in timelines(list(events)).items()}
@@ -801,7 +791,7 @@ def probabilities(logits, temperature):
 #   factor cancels. A logit of -inf gives exp(-inf) = 0. At a tiny temperature the divided logits are huge, and the same
 #   holds; each row has a largest of its own.
 def check_softmax_of(logits, temperature, expected):
-    seen = probs_of("probabilities", unchanged(probabilities, your_logits(logits), temperature), logits.shape)
+    seen = probs_of("probabilities", unchanging(probabilities)(your_logits(logits), temperature), logits.shape)
     print(f"temperature {temperature}: {[[round(float(p), 4) for p in row] for row in seen[:2, :6]]}")
     if place := worst(seen, expected, 1e-4):
         raise AssertionError(f"temperature {temperature}: the probability of id {place[1]} in row {place[0]} is "
@@ -853,7 +843,7 @@ check_softmax_of(large, 0.8, (large.double() / 0.8).softmax(-1).float())
 #   needs a rule of its own.
 def check_greedy_of(logits, expected):
     for zero in (0, 0.0):
-        seen = probs_of("probabilities", unchanged(probabilities, your_logits(logits), zero), logits.shape)
+        seen = probs_of("probabilities", unchanging(probabilities)(your_logits(logits), zero), logits.shape)
         ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
         print(f"temperature {zero}: tokens with a probability above 0, per row:", ids)
         assert ids == [[i] for i in expected], f"expected one token per row, {expected}, saw {ids}"
@@ -911,7 +901,7 @@ def keep_top_k(probs, k):
 
 def check_kept(function, name, probs, limit, kept_ids):
     """kept_ids: per row the ids that must stay."""
-    seen = probs_of(f"{name} {limit:g}", unchanged(function, your_probs(probs), limit), probs.shape)
+    seen = probs_of(f"{name} {limit:g}", unchanging(function)(your_probs(probs), limit), probs.shape)
     seen_ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
     if probs.shape[1] < 60:
         print(f"{name} {limit:g}: the ids {seen_ids} stay")
@@ -1094,7 +1084,7 @@ def draw(probs, u):
 #   third; from which side the line is laid, and to which piece an edge belongs, stands in the lab's text. A row that
 #   sums to 0.999 is a shorter line: u times its sum falls into a piece always.
 def check_drawn(probs, u, expected, also=""):
-    seen = unchanged(draw, your_probs(probs), u)
+    seen = unchanging(draw)(your_probs(probs), u)
     assert_tensor("draw", seen, (len(probs),), torch.int64)
     for row in range(len(probs)):
         given = f"probabilities {in_row(probs[row].tolist())}, u = {float(u[row]):.17g}"
@@ -1176,7 +1166,7 @@ def sample(logits, u, temperature, top_k, top_p):
 def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
     """Draws from a row whose probabilities at this temperature are proportional to the weights."""
     logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
-    tokens = unchanged(sample, your_logits(logits), even_u(num_rows, rng("even")), temperature, top_k, top_p)
+    tokens = unchanging(sample)(your_logits(logits), even_u(num_rows, rng("even")), temperature, top_k, top_p)
     seen, expected = shares_of(tokens, len(weights)), torch.tensor(expected) / sum(expected)
     shown, wanted = ([round(float(share), 3) for share in shares] for shares in (seen, expected))
     before = [round(weight / sum(weights), 3) for weight in weights]
@@ -1189,7 +1179,7 @@ def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
 def check_rows(logits, u, settings, expected):
     """Every row's token, in one batch and with each row alone."""
     u = your_u(u)
-    tokens = unchanged(sample, your_logits(logits), u, *settings)
+    tokens = unchanging(sample)(your_logits(logits), u, *settings)
     assert_tensor("sample", tokens, (len(logits),), torch.int64)
     seen = tokens.tolist()
     assert seen == expected, f"temperature, top-k, top-p {settings}: expected tokens {expected}, saw {seen}"

@@ -22,8 +22,6 @@
 
 # %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
 import math
-from copy import deepcopy
-
 import numpy as np
 import torch
 
@@ -35,31 +33,12 @@ def draw(weights, u):
     return int((sums <= float(u) * sums[-1]).sum().clamp(max=len(sums) - 1))
 
 
-def unchanging(name, function, deepcopy=deepcopy):
-    """Given, for the checks: function, which answers as ever, and fails where it has changed a list, a dict or a tensor
-    among its arguments."""
-
-    def call(*arguments, **named):
-        lent = [value for value in (*arguments, *named.values()) if isinstance(value, list | dict | torch.Tensor)]
-        before = [value.clone() if isinstance(value, torch.Tensor) else deepcopy(value) for value in lent]
-        answer = function(*arguments, **named)
-        for old, new in zip(before, lent, strict=True):
-            same = torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
-            assert same, (
-                f"{name}: expected its arguments, which belong to the caller, unchanged: {old!r:.100}, saw {new!r:.100}"
-            )
-        return answer
-
-    call.__code__ = call.__code__.replace(co_filename="given")  # so that of an error only your own lines are shown
-    return call
-
-
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
 import itertools
 import operator
 
-from grader.checks import rng
+from grader.checks import rng, unchanging
 
 
 def random_int(low, high, generator):
@@ -178,7 +157,7 @@ class Numbers:
 def judged(p, q, drafts, u):
     """(kept, token, how many numbers were taken) of your verify with these numbers."""
     numbers = Numbers(u)
-    answer = unchanging("verify", verify)(p.clone(), q.clone(), list(drafts), numbers.uniform)
+    answer = unchanging(verify)(p.clone(), q.clone(), list(drafts), numbers.uniform)
     kept, token = verdict_of("verify", answer)
     kept = int_of("verify, how many are kept", kept)
     assert 0 <= kept <= len(drafts), f"verify keeps {kept} of {len(drafts)} guesses"
@@ -190,7 +169,7 @@ def check_proposed(tokens, k, lengths, found):
     n, place = found or (0, len(tokens))
     text = str(tokens) if len(tokens) < 30 else f"of {len(tokens)} tokens that ends with {tokens[-8:]}"
     what = f"text {text}, k = {k}, n from {lengths[0]} to {lengths[1]}"
-    answer = unchanging("propose_ngram", propose_ngram)(list(tokens), k, *lengths)
+    answer = unchanging(propose_ngram)(list(tokens), k, *lengths)
     seen, expected = guesses_of(what, answer, (n, place) if found else (0, -1)), tokens[place : place + k]
     why = f"{tokens[len(tokens) - n :]} was followed by {expected} at position {place}" if found else "nothing to copy"
     print(f"{what}: {seen}")
@@ -586,7 +565,7 @@ def residual(p, q):
 # explanation: p = [0.5, 0.3, 0.2] and q = [0.2, 0.2, 0.6]. What p has more: [0.3, 0.1, 0], together 0.4. Divided:
 #   [0.75, 0.25, 0]. The third token never stands in for a guess: q has more than enough of it.
 def check_rest(p, q, expected):
-    seen = tensor_of("residual", unchanging("residual", residual)(p.clone(), q.clone()), p.shape)
+    seen = tensor_of("residual", unchanging(residual)(p.clone(), q.clone()), p.shape)
     what = f"p {in_row(p, q)}, q {in_row(q, p)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
     print(f"{what}: {in_row(seen[:8])}")
     check_close(what, seen, expected, 1e-9)
@@ -938,7 +917,7 @@ def best_k(a, guess_seconds, step_seconds):
 #   1; 1.5 / 1.3 = 1.15; 1.75 / 2.2 = 0.80. One guess is best; in a fuller batch, where the steps take 1.0, 1.6 and 2.2
 #   s, none is.
 def check_chosen(a, guess_seconds, step_seconds, expected):
-    seen = int_of("best_k", unchanging("best_k", best_k)(a, guess_seconds, list(step_seconds)))
+    seen = int_of("best_k", unchanging(best_k)(a, guess_seconds, list(step_seconds)))
     what = f"a = {a:.4g}, {guess_seconds:.4g} s a guess, steps of {in_row(step_seconds)} s"
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * guess_seconds) for k, v in enumerate(step_seconds)]
     print(f"{what}: k = {seen}; tokens per second {in_row(speeds)}")
@@ -1033,7 +1012,7 @@ def train_drafter(texts, vocab_size, smoothing):
 # explanation: Texts 0 1 0 and 1 1 with two tokens and smoothing 1. Pairs: 0 1, 1 0, 1 1. Row 0: [0 + 1, 1 + 1] / 3;
 #   row 1: [1 + 1, 1 + 1] / 4. The 0 at the end of the first text has nothing after it.
 def check_trained(texts, vocab_size, smoothing):
-    answer = unchanging("train_drafter", train_drafter)([list(text) for text in texts], vocab_size, smoothing)
+    answer = unchanging(train_drafter)([list(text) for text in texts], vocab_size, smoothing)
     seen = tensor_of("train_drafter", answer, (vocab_size, vocab_size))
     pairs = [(a, b) for text in texts for a, b in itertools.pairwise(text)]
     for a in range(vocab_size):
@@ -1116,7 +1095,7 @@ def tree_mask(parents):
 #   and not at 1: its keys belong to another text. In a chain the mask is the causal one.
 def check_sees(parents):
     n = len(parents)
-    seen = sees_of("tree_mask", unchanging("tree_mask", tree_mask)(your_parents(parents)), n)
+    seen = sees_of("tree_mask", unchanging(tree_mask)(your_parents(parents)), n)
     print(f"parents {parents}" if n < 12 else f"a tree of {n} guesses")
     for i in range(n):
         expected, at = {i}, i
@@ -1169,7 +1148,7 @@ def tree_positions(parents, num_tokens):
 # explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: guess 0 would be the 11th token, so position 10. Guesses 1
 #   and 2 are two candidates for the same place, position 11, and guess 3 stands after guess 2 at 12.
 def check_places(parents, num_tokens):
-    seen = ints_of("tree_positions", unchanging("tree_positions", tree_positions)(your_parents(parents), num_tokens))
+    seen = ints_of("tree_positions", unchanging(tree_positions)(your_parents(parents), num_tokens))
     expected = []
     for i in range(len(parents)):
         at, depth = i, 0
@@ -1215,7 +1194,7 @@ def walk(parents, tokens, says):
 #   1 it says 7: guess 3, not 2, which continues another branch. After guess 3 it says 9: there is no child, so the path
 #   is [1, 3], and the step gives 6, 7 and 9.
 def check_walked(parents, tokens, says, path, token):
-    answer = unchanging("walk", walk)(your_parents(parents), list(tokens), list(says))
+    answer = unchanging(walk)(your_parents(parents), list(tokens), list(says))
     seen, own_token = verdict_of("walk", answer)
     seen = ints_of("walk, the path", seen)
     what = f"parents {parents}, tokens {tokens}, the target says {says}"
@@ -1296,7 +1275,7 @@ def roll_back(table, num_tokens, block_size, holders):
 #   with none all do.
 def check_rolled(table, num_tokens, block_size, holders=None):
     holders = dict.fromkeys(table, 1) | (holders or {})
-    answer = unchanging("roll_back", roll_back)(list(table), num_tokens, block_size, dict(holders))
+    answer = unchanging(roll_back)(list(table), num_tokens, block_size, dict(holders))
     what = f"table {table}, {num_tokens} tokens count, blocks of {block_size}"
     shared = {block: n for block, n in holders.items() if n > 1}
     what += f", shared {shared}" if shared else ""
@@ -1387,7 +1366,7 @@ def gumbel_token(p, u):
 #   same log p, so token 0. The larger u wins among equals; a token with more p needs less of it: it wins where u^(1/p)
 #   is largest.
 def check_gumbel_of(p, u, expected):
-    seen = int_of("gumbel_token", unchanging("gumbel_token", gumbel_token)(p.clone(), u.clone()))
+    seen = int_of("gumbel_token", unchanging(gumbel_token)(p.clone(), u.clone()))
     what = f"p {in_row(p[:8])}, u {in_row(u[:8])}" if len(p) < 9 else f"{len(p)} tokens"
     print(f"{what}: token {seen}")
     assert 0 <= seen < len(p), f"{what}: expected a token from 0 to {len(p) - 1}, saw {seen}"
@@ -1412,7 +1391,7 @@ for vocab in (2, 5, 50, 5000):
             check_gumbel_of(p, u, int(scores.argmax()))
 p = eighths([1, 4, 0, 3])[0]
 numbers = torch.rand(600, 4, dtype=torch.float64, generator=rng("gumbel shares")).clamp(1e-9, 1 - 1e-9)
-seen = [int_of("gumbel_token", gumbel_token(p, u)) for u in numbers]
+seen = [int_of("gumbel_token", unchanging(gumbel_token)(p, u)) for u in numbers]
 wins = [int((u.log() / p).argmax()) for u in numbers]
 assert seen == wins, f"of 600 draws {sum(a != b for a, b in zip(seen, wins, strict=True))} are wrong"
 p, u = torch.zeros(100, dtype=torch.float64), torch.full((100,), 1 - 2.0**-53, dtype=torch.float64)
@@ -1462,7 +1441,7 @@ def check_coupled_of(choices, drafts):
     k, noise = len(drafts), [100 + 7 * i for i in range(len(drafts) + 1)]
     p = eighths(*([1 + i, 7 - i] for i in range(k + 1)))
     chooser = Chooser(p, dict(zip(noise, choices, strict=True)))
-    answer = unchanging("verify_coupled", verify_coupled)(p, list(drafts), list(noise), chooser.choose)
+    answer = unchanging(verify_coupled)(p, list(drafts), list(noise), chooser.choose)
     kept, token = verdict_of("verify_coupled", answer)
     kept = int_of("verify_coupled, how many are kept", kept)
     expected = next((i for i in range(k) if drafts[i] != choices[i]), k)
@@ -1623,7 +1602,7 @@ def check_loop_of(prompt, text, k, right, what, shorter=0):
     target = Target(prompt, text, k, right, shorter)
     what = f"{len(text)} tokens, k = {k}, {what}"
     try:
-        answer = unchanging("speculate", speculate)(list(prompt), len(text), k, target.propose, target.judge)
+        answer = unchanging(speculate)(list(prompt), len(text), k, target.propose, target.judge)
     except ValueError:  # also what the target said of its arguments
         assert not target.wrong, f"{what}: {target.wrong}"
         raise
@@ -1658,12 +1637,6 @@ for k in (1, 2, 5, 9):
     check_loop_of(prompt, text, k, lambda i: True, "fewer guesses than asked for", shorter=2)
 ### END HIDDEN TESTS
 
-# %% nbgrader={"grade_id": "lending"} inferlab={"where": "learner"}
-# Given: from here on, and wherever your functions are graded, each of them fails where it changes an argument.
-globals().update({name: unchanging(name, globals()[name]) for name in (
-    "propose_ngram", "residual", "verify", "best_k", "train_drafter", "tree_mask", "tree_positions", "walk", "roll_back",
-    "gumbel_token", "verify_coupled", "speculate") if name in globals()})  # fmt: skip
-
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 10. Inside the engine
 #
@@ -1692,9 +1665,9 @@ def your_verdict(asked):
     """What your verify or verify_coupled says of a round of guesses, compared with the engine's own rule."""
     p, drafts, name = asked.p, list(asked.drafts), "verify_coupled" if asked.seeded else "verify"
     if asked.seeded:
-        answer = verify_coupled(p.clone(), drafts, list(asked.u), draw)
+        answer = unchanging(verify_coupled)(p.clone(), drafts, list(asked.u), draw)
     else:
-        answer = verify(p.clone(), asked.q.clone(), drafts, Numbers(asked.u).uniform)
+        answer = unchanging(verify)(p.clone(), asked.q.clone(), drafts, Numbers(asked.u).uniform)
     kept, token = verdict_of(name, answer)
     seen = int_of(f"{name}, how many are kept", kept), token
     chances = [f"{float(p[i, x]):.3g}/{float(asked.q[i, x]):.3g}" for i, x in enumerate(drafts)]
@@ -1707,7 +1680,7 @@ def your_verdict(asked):
 
 def your_guesses(request, k):
     """What your propose_ngram guesses, at most k tokens, which were not drawn."""
-    return guesses_of("propose_ngram", propose_ngram(list(request.tokens), k, 3, 1))[:k], None
+    return guesses_of("propose_ngram", unchanging(propose_ngram)(list(request.tokens), k, 3, 1))[:k], None
 
 
 def write(prompt, settings, num_tokens, seed, k=0, guess=None):

@@ -14,8 +14,8 @@ def probs_of(name, seen, shape):
     return seen
 
 
-def unchanged(function, tensor, *args):
-    return tensor
+def unchanging(function):
+    return function
 
 
 def your_probs(probs):
