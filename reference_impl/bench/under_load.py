@@ -24,7 +24,7 @@ import numpy as np
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench import harness
 from reference_impl.simulation import Result, simulate
-from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, bursty, poisson
+from reference_impl.simulation.workloads import PAGE_TOKENS, Bursty, Poisson, WorkloadRequest
 from reference_impl.simulation.workloads.distributions import Floats, bits
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
@@ -101,7 +101,7 @@ def run(seats: str, arrivals: str, outputs: str, rate: float | None, num: int, s
         max_num_seqs=max_num_seqs, num_blocks=num_blocks, max_num_batched_tokens=1024, prefix_cache="off"
     )
     cv, lengths = ARRIVALS[arrivals], OUTPUTS[outputs](bits(seed, 1).random(num))
-    process = None if rate is None else poisson(rate) if cv == 1 else bursty(rate, cv)
+    process = None if rate is None else Poisson(rate=rate) if cv == 1 else Bursty(rate=rate, cv=cv)
     times = iter(lambda: 0, None) if process is None else process.microseconds(bits(seed))
     pages = tuple(range(PROMPT // PAGE_TOKENS))  # no prefix is looked up: the prefix cache is off
     requests = (

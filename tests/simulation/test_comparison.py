@@ -23,7 +23,7 @@ from reference_impl.simulation.comparison import (
     simulated_steps,
 )
 from reference_impl.simulation.measure import Shape, measure
-from reference_impl.simulation.workloads import closed_loop, workload
+from reference_impl.simulation.workloads import ClosedLoop, workload
 
 from .loads import load, request
 
@@ -78,7 +78,7 @@ def test_on_a_random_model_too_under_any_setting(random_model: Callable[..., Dec
 
 
 def test_closed_loops_agree_too(random_model: Callable[..., Decoder]) -> None:
-    stream = workload("agents", num_requests=24, arrivals=closed_loop(3, 0.0))
+    stream = workload("agents", num_requests=24, arrivals=ClosedLoop(num_users=3, think=0.0))
     arrivals = by_step(shrunk(stream, 300, 20, 0.2), 0.02)
     config = EngineConfig(num_blocks=100, max_num_batched_tokens=100)
     steps = agree(random_model(max_position_embeddings=512), arrivals, config)

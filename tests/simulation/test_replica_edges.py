@@ -13,7 +13,7 @@ from reference_impl.features.policies import EarliestDeadline, FairShare, Shorte
 from reference_impl.interfaces import Policy, Reply, Step
 from reference_impl.simulation import CalibratedCost, Replica, Result, Roofline, simulate, simulate_replicas
 from reference_impl.simulation import replicas as replicas_module
-from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
+from reference_impl.simulation.workloads import ClosedLoop, WorkloadRequest, workload
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
@@ -207,7 +207,7 @@ def test_a_closed_loop_is_not_read_further_than_it_is_held(held: int, monkeypatc
 
     def stream() -> Iterator[WorkloadRequest]:
         nonlocal most
-        for r in workload("chat", num_requests=300, arrivals=closed_loop(4, 0.0)):
+        for r in workload("chat", num_requests=300, arrivals=ClosedLoop(num_users=4, think=0.0)):
             made = Watched(r.id, r.arrival, 10, 3, (), after=r.after, think=r.think)
             alive.add(id(made))
             most = max(most, len(alive))

@@ -10,7 +10,7 @@ import pytest
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.simulation import CalibratedCost, Result, replicas, simulate, simulate_replicas
 from reference_impl.simulation.replicas import Router
-from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
+from reference_impl.simulation.workloads import ClosedLoop, WorkloadRequest, workload
 
 from .loads import load, request
 
@@ -92,7 +92,7 @@ def test_who_follows_goes_to_the_same_replica_and_finds_its_prefix() -> None:
 @pytest.mark.parametrize("held", [5, 20])
 def test_a_closed_loop_is_the_same_however_little_of_it_is_held(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[Result]:
-        stream = workload("chat", num_requests=120, arrivals=closed_loop(9, 0.2))
+        stream = workload("chat", num_requests=120, arrivals=ClosedLoop(num_users=9, think=0.2))
         return simulate_replicas(stream, 2, COST, config=CONFIG)
 
     expected = run()
@@ -101,7 +101,7 @@ def test_a_closed_loop_is_the_same_however_little_of_it_is_held(held: int, monke
 
 
 def test_in_a_closed_loop_no_more_than_the_users_are_in_the_system() -> None:
-    found = simulate(workload("chat", num_requests=150, arrivals=closed_loop(6, 0.0)), COST, CONFIG)
+    found = simulate(workload("chat", num_requests=150, arrivals=ClosedLoop(num_users=6, think=0.0)), COST, CONFIG)
     arrived, ended = np.sort(found.arrival), np.sort(found.arrival + found.latency)
     # A moment later: who ended has gone, and its follower is there.
     present = [np.searchsorted(arrived, t) - np.searchsorted(ended, t) for t in arrived + 1e-9]

@@ -16,11 +16,7 @@ from reference_impl.simulation.workloads.arrivals import (
     Diurnal,
     Open,
     Poisson,
-    bursty,
     choose,
-    closed_loop,
-    diurnal,
-    poisson,
 )
 from reference_impl.simulation.workloads.distributions import Drawn, bits
 
@@ -44,29 +40,29 @@ def unrounded(process: Open) -> np.ndarray:
 @pytest.mark.parametrize("rate", [0.02, 4.0, 1000.0])
 def test_poisson_gaps_are_exponential(rate: float) -> None:
     # At 1000/s a microsecond is 1/1000 of the mean gap: far below what 50,000 gaps can tell.
-    assert stats.kstest(gaps(poisson(rate)), stats.expon(scale=1 / rate).cdf).pvalue > 0.01
+    assert stats.kstest(gaps(Poisson(rate=rate)), stats.expon(scale=1 / rate).cdf).pvalue > 0.01
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 4.0])
 def test_bursty_gaps_are_gamma_with_this_coefficient_of_variation(cv: float) -> None:
-    assert stats.kstest(unrounded(bursty(0.1, cv)), stats.gamma(cv**-2, scale=cv**2 / 0.1).cdf).pvalue > 0.01
-    found = gaps(bursty(0.1, cv))
+    assert stats.kstest(unrounded(Bursty(rate=0.1, cv=cv)), stats.gamma(cv**-2, scale=cv**2 / 0.1).cdf).pvalue > 0.01
+    found = gaps(Bursty(rate=0.1, cv=cv))
     assert found.mean() == pytest.approx(10.0, rel=5 * cv / NUM**0.5)
     assert found.std() / found.mean() == pytest.approx(cv, rel=0.1)
 
 
 def test_the_test_of_gamma_can_tell_a_wrong_one() -> None:
-    assert stats.kstest(unrounded(bursty(0.1, 2.0)), stats.gamma(2.1**-2, scale=2.1**2 / 0.1).cdf).pvalue < 0.01
-    assert stats.kstest(gaps(poisson(4.0)), stats.expon(scale=1 / 4.1).cdf).pvalue < 0.01
+    assert stats.kstest(unrounded(Bursty(rate=0.1, cv=2.0)), stats.gamma(2.1**-2, scale=2.1**2 / 0.1).cdf).pvalue < 0.01
+    assert stats.kstest(gaps(Poisson(rate=4.0)), stats.expon(scale=1 / 4.1).cdf).pvalue < 0.01
 
 
 def test_a_cv_of_one_is_poisson() -> None:
-    assert stats.ks_2samp(gaps(bursty(4.0, 1.0)), gaps(poisson(4.0))).pvalue > 0.01
+    assert stats.ks_2samp(gaps(Bursty(rate=4.0, cv=1.0)), gaps(Poisson(rate=4.0))).pvalue > 0.01
 
 
 @pytest.mark.parametrize("phase", [0.0, 0.25, 0.75])
 def test_diurnal_arrivals_follow_the_sine(phase: float) -> None:
-    process = diurnal(5.0, amplitude=0.8, period=600.0, phase=phase)
+    process = Diurnal(rate=5.0, amplitude=0.8, period=600.0, phase=phase)
     found = times(process)
     edges = np.linspace(0, 600, 13)
     whole = found[found < found[-1] // 600 * 600]
@@ -81,15 +77,15 @@ def test_diurnal_arrivals_follow_the_sine(phase: float) -> None:
 
 
 def test_a_day_without_amplitude_is_poisson() -> None:
-    assert stats.kstest(gaps(diurnal(4.0, amplitude=0.0)), stats.expon(scale=1 / 4).cdf).pvalue > 0.01
+    assert stats.kstest(gaps(Diurnal(rate=4.0, amplitude=0.0)), stats.expon(scale=1 / 4).cdf).pvalue > 0.01
 
 
 def test_diurnal_arrivals_have_the_rate_as_their_mean() -> None:
-    found = times(diurnal(5.0, amplitude=1.0, period=100.0))
+    found = times(Diurnal(rate=5.0, amplitude=1.0, period=100.0))
     assert NUM / found[-1] == pytest.approx(5.0, rel=5 / NUM**0.5)
 
 
-@pytest.mark.parametrize("process", [poisson(3.0), bursty(3.0, 5.0), diurnal(3.0, period=50.0)])
+@pytest.mark.parametrize("process", [Poisson(rate=3.0), Bursty(rate=3.0, cv=5.0), Diurnal(rate=3.0, period=50.0)])
 def test_times_never_fall_and_depend_on_the_seed_only(process: Open) -> None:
     found = times(process)
     assert (np.diff(found) >= 0).all()
@@ -98,12 +94,12 @@ def test_times_never_fall_and_depend_on_the_seed_only(process: Open) -> None:
 
 
 def test_a_name_takes_over_the_rate_of_the_workload() -> None:
-    assert choose(poisson(3.0), "bursty") == Bursty(rate=3.0, cv=DEFAULT_CV)
-    assert choose(poisson(3.0), "diurnal", rate=7) == Diurnal(rate=7.0)
-    assert choose(bursty(3.0, 5.0), "bursty") == bursty(3.0, 5.0)
-    assert choose(bursty(3.0, 5.0), rate=7) == bursty(7.0, 5.0)
-    assert choose(poisson(3.0), "closed_loop") == ClosedLoop(num_users=DEFAULT_USERS)
-    assert choose(closed_loop(5), "poisson", rate=2.0) == Poisson(rate=2.0)
+    assert choose(Poisson(rate=3.0), "bursty") == Bursty(rate=3.0, cv=DEFAULT_CV)
+    assert choose(Poisson(rate=3.0), "diurnal", rate=7) == Diurnal(rate=7.0)
+    assert choose(Bursty(rate=3.0, cv=5.0), "bursty") == Bursty(rate=3.0, cv=5.0)
+    assert choose(Bursty(rate=3.0, cv=5.0), rate=7) == Bursty(rate=7.0, cv=5.0)
+    assert choose(Poisson(rate=3.0), "closed_loop") == ClosedLoop(num_users=DEFAULT_USERS)
+    assert choose(ClosedLoop(num_users=5), "poisson", rate=2.0) == Poisson(rate=2.0)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +113,22 @@ def test_a_name_takes_over_the_rate_of_the_workload() -> None:
 )
 def test_what_is_missing_or_unknown_is_said(arrivals: str | None, rate: float | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        choose(closed_loop(5), arrivals, rate)
+        choose(ClosedLoop(num_users=5), arrivals, rate)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: poisson(0.0),
-        lambda: poisson(float("inf")),
-        lambda: poisson(float("nan")),
-        lambda: bursty(1.0, 0.0),
-        lambda: bursty(1.0, 50.0),
-        lambda: diurnal(1.0, amplitude=1.1),
-        lambda: diurnal(1.0, period=0.0),
-        lambda: closed_loop(0),
-        lambda: closed_loop(1, think=-1.0),
-        lambda: choose(poisson(1.0), rate=-1.0),
+        lambda: Poisson(rate=0.0),
+        lambda: Poisson(rate=float("inf")),
+        lambda: Poisson(rate=float("nan")),
+        lambda: Bursty(rate=1.0, cv=0.0),
+        lambda: Bursty(rate=1.0, cv=50.0),
+        lambda: Diurnal(rate=1.0, amplitude=1.1),
+        lambda: Diurnal(rate=1.0, period=0.0),
+        lambda: ClosedLoop(num_users=0),
+        lambda: ClosedLoop(num_users=1, think=-1.0),
+        lambda: choose(Poisson(rate=1.0), rate=-1.0),
     ],
 )
 def test_impossible_arrivals_are_refused(make: object) -> None:

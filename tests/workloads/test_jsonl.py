@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from reference_impl.simulation.workloads import (
+    ClosedLoop,
     WorkloadError,
     WorkloadRequest,
-    closed_loop,
     jsonl,
     names,
     read_jsonl,
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
 
 def test_closed_loops_and_strange_texts_survive(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    requests = list(workload("chat", num_requests=50, arrivals=closed_loop(3, think=1.5)))
+    requests = list(workload("chat", num_requests=50, arrivals=ClosedLoop(num_users=3, think=1.5)))
     requests.append(WorkloadRequest('ü"\n\u2028', 0.0, 1, 1, (), session="会话", tenant="\\"))
     write_jsonl(path, requests)
     assert list(read_jsonl(path)) == requests

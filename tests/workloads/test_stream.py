@@ -17,11 +17,11 @@ import yaml
 
 from reference_impl.simulation.workloads import (
     PAGE_TOKENS,
+    Bursty,
+    ClosedLoop,
+    Poisson,
     WorkloadRequest,
-    bursty,
-    closed_loop,
     names,
-    poisson,
     read_workload,
     stream,
     tokens_of,
@@ -86,7 +86,7 @@ def test_open_arrivals_come_in_order_and_at_the_rate(arrivals: str) -> None:
 
 def test_the_arrivals_of_all_requests_have_the_law_that_was_asked_for() -> None:
     """Sessions must not bend it: that a turn follows another is decided by who sends, not when."""
-    for process, cv in ((poisson(5.0), 1.0), (bursty(5.0, 3.0), 3.0)):
+    for process, cv in ((Poisson(rate=5.0), 1.0), (Bursty(rate=5.0, cv=3.0), 3.0)):
         gaps = np.diff([r.arrival for r in workload("agents", arrivals=process, num_requests=4000)])
         assert gaps.mean() == pytest.approx(0.2, rel=5 * cv / 4000**0.5)
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.15)
@@ -210,8 +210,10 @@ def test_a_session_is_the_same_under_other_arrivals(name: str) -> None:
         stream = workload(name, num_requests=1500, **arguments)  # type: ignore[arg-type]
         return {r.id: (r.num_prompt_tokens, r.num_output_tokens, r.pages, r.tenant, r.images) for r in stream}
 
-    one = content(arrivals=poisson(0.02))  # slow: few sessions are under way, so all streams begin with the same ones
-    for other in (content(arrivals=bursty(0.05, 4.0)), content(arrivals=closed_loop(25))):
+    one = content(
+        arrivals=Poisson(rate=0.02)
+    )  # slow: few sessions are under way, so all streams begin with the same ones
+    for other in (content(arrivals=Bursty(rate=0.05, cv=4.0)), content(arrivals=ClosedLoop(num_users=25))):
         both = one.keys() & other.keys()
         assert len(both) > 50
         assert all(one[id] == other[id] for id in both)
@@ -241,7 +243,7 @@ def test_pauses_are_at_least_the_ones_that_were_drawn() -> None:
 
 
 def test_closed_loop_users_wait_for_themselves() -> None:
-    requests = list(workload("chat", num_requests=600, arrivals=closed_loop(12)))
+    requests = list(workload("chat", num_requests=600, arrivals=ClosedLoop(num_users=12)))
     users = [requests[user::12] for user in range(12)]  # one of each, then the next
     for own in users:
         assert own[0].after is None
@@ -256,10 +258,12 @@ def test_closed_loop_users_wait_for_themselves() -> None:
 
 
 def test_closed_loop_pauses_can_be_given() -> None:
-    thinks = np.array([r.think for r in islice(workload("chat", arrivals=closed_loop(10, think=2.0)), 10, 4010)])
+    thinks = np.array(
+        [r.think for r in islice(workload("chat", arrivals=ClosedLoop(num_users=10, think=2.0)), 10, 4010)]
+    )
     assert thinks.mean() == pytest.approx(2.0, abs=5 * 2.0 / 4000**0.5)
     assert thinks.std() == pytest.approx(2.0, rel=0.15)
-    assert all(r.think == 0.0 for r in workload("chat", arrivals=closed_loop(10, think=0.0), num_requests=100))
+    assert all(r.think == 0.0 for r in workload("chat", arrivals=ClosedLoop(num_users=10, think=0.0), num_requests=100))
 
 
 @pytest.fixture
@@ -278,7 +282,7 @@ def short(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_more_requests_take_no_more_memory(short: Path, closed: bool) -> None:
-    stream = workload(short, arrivals=closed_loop(100) if closed else None)
+    stream = workload(short, arrivals=ClosedLoop(num_users=100) if closed else None)
     tracemalloc.start()
     try:
         deque(islice(stream, 4000), maxlen=0)

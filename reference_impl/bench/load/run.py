@@ -18,7 +18,7 @@ from rich.console import Console
 from reference_impl.bench.load.client import Client, Cut, Outcome
 from reference_impl.bench.load.loop import send_all
 from reference_impl.bench.load.probe import ServerError, choose_form, connect, first_model, forms
-from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
+from reference_impl.simulation.workloads import ClosedLoop, WorkloadRequest, workload
 
 WARMUP_IN_FLIGHT = 4
 
@@ -70,7 +70,9 @@ class Load:
     def requests(self) -> Cut:
         """The workload's requests, endless if it is. Raises ValueError where the workload has no such rate or
         arrivals."""
-        arrivals = closed_loop(self.concurrency, self.think) if self.is_closed and self.concurrency else self.arrivals
+        arrivals: str | ClosedLoop | None = self.arrivals
+        if self.is_closed and self.concurrency:
+            arrivals = ClosedLoop(num_users=self.concurrency, think=self.think)
         stream = workload(self.workload, seed=self.seed, rate=self.rate, arrivals=arrivals)
         return Cut(stream, self.max_prompt, self.max_output)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from reference_impl.simulation.workloads.arrivals import ClosedLoop, Open, bursty, choose, closed_loop, diurnal, poisson
+from reference_impl.simulation.workloads.arrivals import Bursty, ClosedLoop, Diurnal, Open, Poisson, choose
 from reference_impl.simulation.workloads.jsonl import read_jsonl, write_jsonl
 from reference_impl.simulation.workloads.pages import tokens_of
 from reference_impl.simulation.workloads.request import PAGE_TOKENS, WorkloadRequest
@@ -20,14 +20,14 @@ from reference_impl.simulation.workloads.stream import closed_stream, open_strea
 
 __all__ = [
     "PAGE_TOKENS",
+    "Bursty",
+    "ClosedLoop",
+    "Diurnal",
+    "Poisson",
     "Workload",
     "WorkloadError",
     "WorkloadRequest",
-    "bursty",
-    "closed_loop",
-    "diurnal",
     "names",
-    "poisson",
     "read_jsonl",
     "read_workload",
     "tokens_of",
@@ -50,7 +50,7 @@ def workload(
     name_or_path: one of names(), a .yaml file like theirs, or a .jsonl file that write_jsonl wrote.
     seed: other users of the same service: what tenants and documents share stays the same. rate: requests per second,
     in place of the workload's own. num_requests: None does not end. arrivals: "poisson", "bursty", "diurnal",
-    "closed_loop", or what the functions of these names return.
+    "closed_loop", or a Poisson, Bursty, Diurnal or ClosedLoop.
     A .jsonl file is read as it is: seed, rate and arrivals do not apply. ValueError, WorkloadError: at the call, except
     for the lines of a .jsonl file, which are checked as they are read.
     """

@@ -109,26 +109,10 @@ class ClosedLoop(Process):
 Arrivals = Annotated[Poisson | Bursty | Diurnal | ClosedLoop, Field(discriminator="process")]
 
 
-def poisson(rate: float) -> Poisson:
-    return Poisson(rate=rate)
-
-
-def bursty(rate: float, cv: float = DEFAULT_CV) -> Bursty:
-    return Bursty(rate=rate, cv=cv)
-
-
-def diurnal(rate: float, amplitude: float = DEFAULT_AMPLITUDE, period: float = DAY, phase: float = 0.0) -> Diurnal:
-    return Diurnal(rate=rate, amplitude=amplitude, period=period, phase=phase)
-
-
-def closed_loop(num_users: int = DEFAULT_USERS, think: float | None = None) -> ClosedLoop:
-    return ClosedLoop(num_users=num_users, think=think)
-
-
 def choose(
     own: Open | ClosedLoop, arrivals: str | Open | ClosedLoop | None = None, rate: float | None = None
 ) -> Open | ClosedLoop:
-    """A workload's own arrivals, or others by name or as made by the functions above. ValueError says what is missing.
+    """A workload's own arrivals, or others by name or of these classes. ValueError says what is missing.
 
     rate: of an open process, in place of its own. By name, an open process takes over the workload's own rate.
     """
