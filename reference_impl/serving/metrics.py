@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -12,6 +13,9 @@ from prometheus_client.registry import Collector
 from reference_impl.assembly.engine import Engine
 from reference_impl.observe.metrics import RequestMetrics
 from reference_impl.observe.trace import DraftUse, Event, RequestArrived, RequestFinished, StepDone, Trace
+
+if TYPE_CHECKING:
+    from reference_impl.features.parallel.group import RankReport
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -142,6 +146,15 @@ class Counts:
         return generate_latest(self.registry)
 
 
+def rank_reports(engine: Engine) -> list[RankReport]:
+    """What each rank of a divided model did; empty for one that is whole."""
+    if engine.config.tensor_parallel_size == 1:
+        return []
+    from reference_impl.features.parallel.group import RankProcesses
+
+    return engine.executor.reports() if isinstance(engine.executor, RankProcesses) else []
+
+
 class EngineGauges(Collector):
     """The engine's state at the moment of the scrape."""
 
@@ -157,3 +170,10 @@ class EngineGauges(Collector):
             ("kv_cache_usage_perc", "Share of the KV blocks in use; cached ones not in use are free", used),
         ):
             yield GaugeMetricFamily(f"inferlab:{name}", text, value)
+        if reports := rank_reports(engine):
+            shown = GaugeMetricFamily("inferlab:rank_collective_bytes", "Bytes shown to other ranks", labels=["rank"])
+            waited = GaugeMetricFamily("inferlab:rank_waiting_seconds", "Waiting for other ranks", labels=["rank"])
+            for report in reports:
+                shown.add_metric([str(report.rank)], report.num_bytes)
+                waited.add_metric([str(report.rank)], report.waited)
+            yield from (shown, waited)

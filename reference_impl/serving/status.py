@@ -13,7 +13,7 @@ from reference_impl.interfaces import Clock
 from reference_impl.observe.metrics import WorkloadMetrics
 from reference_impl.observe.timeline import Life, Slice, lives_of
 from reference_impl.observe.trace import StepDone, Trace
-from reference_impl.serving.metrics import Finished
+from reference_impl.serving.metrics import Finished, rank_reports
 
 SECONDS = 10.0  # over which rates are taken
 SHOWN = 200  # requests that run or wait
@@ -36,6 +36,7 @@ def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
         "tokens_per_second": sum(sum(step.num_new_tokens) for step in steps) / SECONDS,
         "steps_per_second": len(steps) / SECONDS,
         "tokens_per_step": sum(r.length for s in steps for r in s.rows) / len(steps) if steps else 0.0,
+        "ranks": [report._asdict() for report in rank_reports(engine)],
         "num_requests": len(requests),
         "requests": [
             {

@@ -65,13 +65,24 @@ def engine_of(server: int) -> int:
     return engine
 
 
-def test_a_server_whose_rank_is_stopped_says_which_and_comes_back(inferlab: Any, text: str, until: Any) -> None:
+def test_a_server_whose_rank_is_stopped_says_which_and_comes_back(
+    inferlab: Any, text: str, until: Any, serial: LLM
+) -> None:
     """Two ranks; the second one stops in a stream."""
     options = ("--dtype", "float32", "--tp", "2", "--step-seconds", "2", "--engine-restart-wait", "0.2")
     running = inferlab(*options, cold_engine=True)
     with httpx.Client(base_url=running.url, timeout=600) as client:
         assert said(client) == text
         ranks = ranks_of(engine_of(running.pid))
+        reports = client.get("/status.json").json()["ranks"]
+        assert sorted(ranks) == sorted(report["pid"] for report in reports)
+        # An all-reduce for the embedding and two for each layer; the rank's half of the logits of the last token.
+        config = json.loads((course_model("draft") / "config.json").read_text())
+        hidden, layers, words = (config[n] for n in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        tokens, sampled = len(serial.encode(SHORT["prompt"])) + 12 - 1, 12
+        expected = 4 * (tokens * (2 * layers + 1) * hidden + sampled * words // 2)
+        assert {report["num_bytes"] for report in reports} == {expected}
+        assert f'inferlab:rank_collective_bytes{{rank="1"}} {float(expected)}' in client.get("/metrics").text
         second = next(pid for pid in ranks if command_of(pid).split(b"\0")[-2] == b"1")
         error = error_of(client, lambda: os.kill(second, signal.SIGSTOP))
         assert f"rank 1 (process {second}) did not come to" in error

@@ -7,10 +7,12 @@ came to the fewest meetings, not the one that noticed.
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
 from reference_impl.features.parallel.meeting import Meeting
@@ -50,6 +52,17 @@ class RankExecutor:
 
     def close(self) -> None:
         self.executor.close()
+
+
+class RankReport(NamedTuple):
+    """What a rank did since it began. num_bytes: of tensors that it showed to the others. waited: seconds in which it
+    waited for them. resident: bytes of its memory, where the system says so."""
+
+    rank: int
+    pid: int
+    num_bytes: int
+    waited: float
+    resident: int | None
 
 
 class RankGroup:
@@ -108,6 +121,16 @@ class RankProcesses(RankGroup):
                 if rank.fileno() in answered:
                     replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
         return _agreed(ticket, [replies[rank.rank] for rank in self.ranks])
+
+    def reports(self) -> list[RankReport]:
+        """What each rank did since it began."""
+        found = []
+        for rank in self.ranks:
+            memory = Path(f"/proc/{rank.pid}/statm")
+            pages = int(memory.read_text().split()[1]) if memory.exists() else None
+            resident = None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+            found.append(RankReport(rank.rank, rank.pid, *self.board.shown_and_waited(rank.rank), resident))
+        return found
 
     def close(self) -> None:
         """Ends all processes; idempotent."""

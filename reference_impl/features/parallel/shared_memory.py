@@ -29,7 +29,7 @@ from reference_impl.interfaces.collectives import CollectiveError
 Bytes: TypeAlias = NDArray[np.uint8]
 PLACE = 1 << 20  # bytes; a larger tensor takes several meetings
 _WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
-_STATE = 3  # words of what a rank is doing: number of its last meeting, call, step
+_STATE = 5  # words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited
 _CALLS = (
     "nothing", "all_reduce", "all_gather", "reduce_scatter", "reduce_scatter (shapes)", "all_to_all",
     "all_to_all (shapes)", "barrier", *(f"broadcast from {rank}" for rank in range(64)),
@@ -84,6 +84,10 @@ class Board:
         late = [rank for rank, number in enumerate(came) if number < came[ahead]]
         return late, f"{_CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
 
+    def shown_and_waited(self, rank: int) -> tuple[int, float]:
+        """Bytes that a rank showed to the others, and seconds that it waited for them, since it began."""
+        return int(self.state[rank, 3]), int(self.state[rank, 4]) / 1e9
+
     def progress(self) -> int:
         """A number that grows while any rank goes on."""
         return int(self.state[:, 0].sum())
@@ -128,9 +132,11 @@ class SharedMemoryRank(Meeting):
         board.places[rank, turn, : len(piece)] = piece
         words = _CALLS.index(call), _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
         board.headers[rank, turn, 1 : 1 + len(words)] = words
-        board.state[rank, 1:] = words[0], self.step
+        board.state[rank, 1:4] = words[0], self.step, self.num_bytes
+        began = time.perf_counter_ns()
         board.state[rank, 0] = board.headers[rank, turn, 0] = self._number
         self._wait(turn, call)
+        board.state[rank, 4] += time.perf_counter_ns() - began
         headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[:, turn].tolist()]
         lengths = [min(PLACE, max(0, header.num_bytes - at)) for header in headers]
         return headers, [board.places[other, turn, :length] for other, length in enumerate(lengths)]
