@@ -13,7 +13,7 @@ from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
-from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, SkipJoin
+from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.features.prefix.radix_index import RadixIndex
 from tests.examples import examples
@@ -27,7 +27,6 @@ POLICIES: dict[str, Any] = {
     "deadline": EarliestDeadline,
     "preemptive deadline": lambda: EarliestDeadline(seconds_per_token=0.5, preemptive=True),
     "fair": FairShare,
-    "levels": lambda: SkipJoin(quantum=2, aging=0),
 }
 
 

@@ -5,6 +5,5 @@ from reference_impl.features.policies.estimates import most_tokens
 from reference_impl.features.policies.fair_share import FairShare
 from reference_impl.features.policies.priority import ByPriority
 from reference_impl.features.policies.shortest_first import ShortestFirst
-from reference_impl.features.policies.skip_join import SkipJoin
 
-__all__ = ["ByPriority", "EarliestDeadline", "FairShare", "ShortestFirst", "SkipJoin", "most_tokens"]
+__all__ = ["ByPriority", "EarliestDeadline", "FairShare", "ShortestFirst", "most_tokens"]

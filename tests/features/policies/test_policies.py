@@ -21,7 +21,6 @@ from reference_impl.features.policies import (
     EarliestDeadline,
     FairShare,
     ShortestFirst,
-    SkipJoin,
     most_tokens,
 )
 from reference_impl.interfaces import Policy, Request, SamplingParams, StepOutput
@@ -51,7 +50,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "priority": ByPriority,
     "deadline": EarliestDeadline,
     "slack": lambda: EarliestDeadline(seconds_per_token=0.01),
-    "levels": lambda: SkipJoin(quantum=8),
     "fair": lambda: FairShare({"x": 3.0, "y": 0.5}),
 }
 
@@ -168,7 +166,7 @@ def test_without_aging_priority_is_strict_and_in_order_of_arrival_among_equals(d
 def test_priority_may_preempt_unless_told_not_to() -> None:
     assert ByPriority().preemptive
     assert not ByPriority(preemptive=False).preemptive
-    assert not any(policy().preemptive for name, policy in POLICIES.items() if name not in ("priority", "levels"))
+    assert not any(policy().preemptive for name, policy in POLICIES.items() if name != "priority")
 
 
 # --- deadlines ------------------------------------------------------------------------------------------------------
@@ -277,50 +275,6 @@ def test_requests_are_let_in_by_rank_and_all_finish(name: str, drawn: Any, seqs:
     assert scheduler.kv.num_available == num_blocks
 
 
-# --- levels ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_level_of_a_prompt_is_the_first_whose_quantum_it_fits() -> None:
-    policy = SkipJoin(quantum=16)
-    lengths = {1: 0, 16: 0, 17: 1, 32: 1, 33: 2, 64: 2, 65: 3, 16 * 2**10: 10, 16 * 2**10 + 1: 11}
-    assert {n: policy.level(make_request("a", n)) for n in lengths} == lengths
-
-
-@examples
-@given(drawn=st.lists(any_request, min_size=2, max_size=12), aging=st.sampled_from([0.0, 0.125, 0.5]))
-def test_a_level_is_overtaken_only_by_lower_ones_and_only_for_a_time(drawn: Any, aging: float) -> None:
-    """Outputs may be as long as they like: their length is not asked for."""
-    policy, requests = SkipJoin(quantum=4, aging=aging), build(drawn)
-    ranks = [policy.rank(request) for request in requests]
-    for i, j in combinations(range(len(requests)), 2):
-        later = requests[j].arrival - requests[i].arrival
-        lower = policy.level(requests[i]) - policy.level(requests[j])
-        assert (ranks[j] < ranks[i]) == (aging * later < lower)
-
-
-def test_a_short_prompt_takes_the_seat_of_a_long_one_unless_told_not_to() -> None:
-    for preemptive in (True, False):
-        policy = SkipJoin(quantum=4, aging=0, preemptive=preemptive)
-        scheduler, rows, preempted = continuous_batching(KVManager(BlockPool(30), 4), 1, 8, policy), [], []
-        for name, num_prompt in (("long", 40), ("short", 3)):
-            request = make_request(name, num_prompt, 2)
-            request.max_total_tokens = num_prompt + 2
-            scheduler.add(request)
-            for _ in range(2):
-                plan = scheduler.schedule(0.0)
-                scheduler.update(plan, StepOutput({r.request_id: (1,) for r in plan.rows if r.samples}, {}, 0.0, 0.0))
-                rows += [row.request_id for row in plan.rows]
-                preempted += plan.preempted
-        assert rows == (["long", "long", "short"] if preemptive else ["long"] * 4)
-        assert preempted == (["long"] if preemptive else [])
-
-
-@pytest.mark.parametrize("quantum", [0, -3, 2.5, None])
-def test_a_quantum_is_a_number_of_tokens(quantum: Any) -> None:
-    with pytest.raises(ValueError, match=r"quantum \(tokens\): expected a whole number, at least 1, got"):
-        SkipJoin(quantum=quantum)
-
-
 # --- bad arguments --------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +284,6 @@ def test_a_quantum_is_a_number_of_tokens(quantum: Any) -> None:
     [
         (lambda v: ShortestFirst(aging=v), "aging"),
         (lambda v: ByPriority(aging=v), "aging"),
-        (lambda v: SkipJoin(aging=v), "aging"),
         (lambda v: EarliestDeadline(default_slo=v), "default_slo"),
         (lambda v: EarliestDeadline(seconds_per_token=v), "seconds_per_token"),
         (lambda v: ShortestFirst(estimate=lambda _: v).rank(make_request("a")), "estimate of request 'a'"),
