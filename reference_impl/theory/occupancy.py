@@ -119,14 +119,6 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def most_registers(sm_name: str, num_warps: int, blocks: int = 1) -> int:
-    """Registers that each thread may have so that `blocks` blocks fit side by side; 0 where nothing does."""
-    return max(
-        (n for n in range(1, SMS[sm_name].max_registers + 1) if _by_registers(SMS[sm_name], num_warps, n) >= blocks),
-        default=0,
-    )
-
-
 def waves(num_blocks: int, num_sms: int, blocks_per_sm: int) -> int:
     """Rounds in which a grid of equal blocks runs: the last may be nearly empty, and takes as long as the others."""
     return -(-num_blocks // (num_sms * blocks_per_sm))

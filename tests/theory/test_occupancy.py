@@ -74,19 +74,6 @@ def test_a_compute_unit_of_amd_holds_up_to_eight_waves_per_simd_by_registers() -
     assert occupancy("gfx942", 4, 8, 65_537).blocks == 0
 
 
-def test_most_registers_is_the_edge() -> None:
-    for name, sm in SMS.items():
-        for warps in (1, 4, 8, 16):
-            for blocks in (1, 2, 4):
-                most = theory.most_registers(name, warps, blocks)
-                assert occupancy(name, warps, most, 0).limits["registers"] >= blocks
-                if most < sm.max_registers:
-                    assert occupancy(name, warps, most + 1, 0).limits["registers"] < blocks
-    assert theory.most_registers("sm_90", 8) == 255
-    assert theory.most_registers("sm_90", 8, 2) == 128
-    assert theory.most_registers("sm_90", 16) == 128
-
-
 @given(
     st.sampled_from(sorted(SMS)), st.integers(1, 32), st.integers(0, 260), st.integers(0, 240_000), st.integers(0, 999)
 )

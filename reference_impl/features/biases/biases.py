@@ -17,10 +17,6 @@ from reference_impl.core.staging import Arrays, to_device
 from reference_impl.interfaces import Opened, SamplingParams
 
 
-def has_biases(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens or sampling.allowed_token_ids is not None)
-
-
 def bias_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
     """The biased tokens in logits with these parameters: row, token, bias [B]. None: there are none."""
     found = [(row, token, bias) for row, p in enumerate(params) for token, bias in (p.logit_bias or {}).items()]
