@@ -27,7 +27,7 @@ from reference_impl.features.parallel.meeting import Meeting, check_calls
 from reference_impl.interfaces.collectives import CollectiveError
 
 Bytes: TypeAlias = NDArray[np.uint8]
-PLACE = 1 << 20  # bytes; a larger tensor takes several meetings
+PLACE = 1 << 22  # bytes; a larger tensor takes several meetings
 _WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
 _STATE = 5  # words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited
 _CALLS = (
