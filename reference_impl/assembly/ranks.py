@@ -6,6 +6,7 @@ Each rank is a worker half like any other, with its part of the model; the plann
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import check_split, load_worker
 from reference_impl.features.parallel.group import RankExecutor, RankProcesses, RankThreads
 from reference_impl.features.parallel.model import RankModel
-from reference_impl.features.parallel.shared_memory import Board, SharedMemoryRank
+from reference_impl.features.parallel.shared_memory import Board, SharedMemoryRank, supported
 from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor
@@ -51,6 +52,11 @@ def ranked_engine(
             [partial(_rank, load, group.rank(rank)) for rank in range(size)], group
         )
     else:
+        if not supported():
+            raise ValueError(
+                f"tensor_parallel_size={size} on {platform.machine()}: expected x86-64, whose cores see what another "
+                "core wrote in its order: worker='threads' has ranks in this process"
+            )
         board = Board(size)
         makes = [partial(_rank_process, load, rank, size, board.path, seconds) for rank in range(size)]
         executor = RankProcesses(makes, board, seconds)
@@ -83,7 +89,7 @@ def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
         (config.speculative in NOT_DIVIDED, f"speculative={config.speculative!r}", "its heads read whole embeddings"),
         (config.attention in ("triton", "compiled"), f"attention={config.attention!r}", "its products are joined"),
         (config.graphs == "on", "graphs='on'", "CUDA graphs of collectives are not captured"),
-        (device != "cpu", f"device={device!r}", "there is no transport between GPUs, which never ran here"),
+        (device != "cpu", f"device={device!r}", "there is no transport between GPUs; device='cpu' has ranks on CPUs"),
         (parts.page_store is not None, f"Parts.page_store, {store}", "its pages would hold the heads of one rank"),
     ]
     for is_asked, what, why in wrong:

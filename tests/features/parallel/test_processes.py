@@ -155,3 +155,12 @@ def test_what_does_not_go_with_ranks_is_refused_by_name(options: dict[str, Any],
         ranked_engine(FOLDER, config, make_parts=make_parts)
     with pytest.raises(ValueError, match="device='cuda': there is no transport between GPUs"):
         ranked_engine(FOLDER, CONFIG, device="cuda")
+
+
+def test_memory_is_shared_only_where_cores_see_writes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    with pytest.raises(ValueError, match="tensor_parallel_size=2 on arm64: expected x86-64, .* worker='threads'"):
+        ranked_engine(FOLDER, CONFIG)
+    engine = ranked_engine(FOLDER, CONFIG, ranks="threads")
+    assert serve(engine) == serve(Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40)))
+    engine.close()
