@@ -93,36 +93,25 @@ def read_bytes(shape: ModelShape, bits: Number = 16, embedding_bits: Number | No
     return ((used - table) * bits + table * (bits if embedding_bits is None else embedding_bits)) / 8
 
 
-def kv_budget(
-    memory: Number, weights: Number, utilization: Number = 0.9, reserve: Number = 0.0, fixed_state: Number = 0.0
-) -> Number:
-    """Bytes left for keys and values: utilization * memory - weights - reserve - fixed_state, never below 0.
+def kv_budget(memory: Number, weights: Number, utilization: Number = 0.9, reserve: Number = 0.0) -> Number:
+    """Bytes left for keys and values: utilization * memory - weights - reserve, never below 0.
 
     `utilization` is the share of the device an engine may use (0.9 is a common default); `reserve` is for activations
     and logits. `memory` is the sum over the GPUs that hold one copy of the model.
     """
-    return np.maximum(0.0, utilization * memory - weights - reserve - fixed_state)
+    return np.maximum(0.0, utilization * memory - weights - reserve)
 
 
-def tokens_that_fit(
-    memory: Number, weights: Number, bytes_each: Number, utilization: Number = 0.9, reserve: Number = 0.0
-) -> Number:
+def tokens_that_fit(memory: Number, weights: Number, bytes_each: Number, utilization: Number = 0.9) -> Number:
     """Whole tokens of context, over all requests, whose cache fits beside the weights; 0 if the weights do not fit."""
-    return _floor(kv_budget(memory, weights, utilization, reserve) / bytes_each)
+    return _floor(kv_budget(memory, weights, utilization) / bytes_each)
 
 
 def max_context_for_budget(
-    memory: Number,
-    weights: Number,
-    users: Number,
-    bytes_each: Number,
-    utilization: Number = 0.9,
-    reserve: Number = 0.0,
-    fixed_state_each: Number = 0.0,
+    memory: Number, weights: Number, users: Number, bytes_each: Number, utilization: Number = 0.9
 ) -> Number:
     """Tokens of context per user if `users` share the budget evenly: prompt AND output together (erratum E02.14)."""
-    budget = kv_budget(memory, weights, utilization, reserve, users * fixed_state_each)
-    return _floor(budget / users / bytes_each)
+    return _floor(kv_budget(memory, weights, utilization) / users / bytes_each)
 
 
 def max_new_tokens_for_budget(
@@ -133,7 +122,6 @@ def max_new_tokens_for_budget(
     prompt_tokens: Number,
     shared_prefix_tokens: Number = 0,
     utilization: Number = 0.9,
-    reserve: Number = 0.0,
 ) -> Number:
     """Tokens each user can still generate: what is left of its context after its prompt.
 
@@ -144,7 +132,7 @@ def max_new_tokens_for_budget(
             f"expected shared_prefix_tokens <= prompt_tokens, got {shared_prefix_tokens} > {prompt_tokens}; "
             "the shared prefix is the first part of each prompt"
         )
-    pool = tokens_that_fit(memory, weights, bytes_each, utilization, reserve)
+    pool = tokens_that_fit(memory, weights, bytes_each, utilization)
     per_user = _floor((pool - shared_prefix_tokens) / users)
     return np.maximum(0, per_user - (prompt_tokens - shared_prefix_tokens))
 
@@ -155,11 +143,10 @@ def concurrent_requests(
     context_tokens: Number,
     bytes_each: Number,
     utilization: Number = 0.9,
-    reserve: Number = 0.0,
     fixed_state_each: Number = 0.0,
 ) -> Number:
     """Whole requests of `context_tokens` (prompt and output) whose caches fit at once."""
-    return _floor(kv_budget(memory, weights, utilization, reserve) / (context_tokens * bytes_each + fixed_state_each))
+    return _floor(kv_budget(memory, weights, utilization) / (context_tokens * bytes_each + fixed_state_each))
 
 
 def tokens_until_cache_equals_weights(weights: Number, bytes_each: Number) -> Number:
