@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from reference_impl.features.parallel.meeting import Meeting
 
 MOST_SECONDS = 30  # between two collectives
-NOT_DIVIDED = ("eagle", "mtp", "medusa")  # drafts from heads on the target's hidden states
 
 
 def ranked_engine(
@@ -86,7 +85,6 @@ def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
     """Raises ValueError, by name, for options that do not go with ranks."""
     size, store = config.tensor_parallel_size, type(parts.page_store).__name__
     wrong = [
-        (config.speculative in NOT_DIVIDED, f"speculative={config.speculative!r}", "its heads read whole embeddings"),
         (config.attention in ("triton", "compiled"), f"attention={config.attention!r}", "its products are joined"),
         (config.graphs == "on", "graphs='on'", "CUDA graphs of collectives are not captured"),
         (device != "cpu", f"device={device!r}", "there is no transport between GPUs; device='cpu' has ranks on CPUs"),

@@ -60,7 +60,8 @@ class RankModel:
         meets = self.collectives
         model.lookup = RankLookup(self.shares.vocabulary, meets)
         if not isinstance(model.head, NoHead):
-            model.head = RankHead(model.head, meets)
+            matrix = model.embedding if model.lm_head is None else model.lm_head
+            model.head = RankHead(model.head, matrix, self.shares.vocabulary, meets)
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
             for partial_sums in (layer.o, layer.mlp):
@@ -103,8 +104,13 @@ class RankLookup:
 class RankHead:
     """The logits of all tokens, of which each rank computes some: x [rows, hidden_size] -> [rows, vocab_size]."""
 
-    def __init__(self, head: Head, collectives: Collectives):
-        self.head, self.collectives = head, collectives
+    def __init__(self, head: Head, matrix: Tensor, share: Share, collectives: Collectives):
+        self.head, self.matrix, self.collectives = head, matrix, collectives
+        self.lookup = RankLookup(share, collectives)
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The weights of these tokens, [len(tokens), hidden_size], from all ranks."""
+        return self.lookup(tokens, self.matrix)
 
     def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
         return torch.cat(self.collectives.all_gather(self.head(x, lm_head)), dim=1)

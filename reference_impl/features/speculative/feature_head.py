@@ -49,7 +49,7 @@ from reference_impl.features.speculative.draft_model import (
 )
 from reference_impl.features.speculative.draft_scores import DraftScores
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
-from reference_impl.models.quantization.head import StoredHead
+from reference_impl.models.quantization.head import GivesRows
 
 
 class FeatureHead:
@@ -112,7 +112,7 @@ class FeatureHead:
 def with_few_tokens(model: Decoder, tokens: Tensor) -> Decoder:
     """The model with logits for these tokens only; all else is shared."""
     few = copy.copy(model)
-    if isinstance(model.head, StoredHead):  # which has no matrix
+    if isinstance(model.head, GivesRows):
         few.lm_head = model.head.rows(tokens)
     else:
         few.lm_head = (model.embedding if model.lm_head is None else model.lm_head).index_select(0, tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from reference_impl.core.linear import Linear
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.layouts import Layout
 from reference_impl.models.quantization.stored import Stored
+
+
+@runtime_checkable
+class GivesRows(Protocol):
+    """A head that has the weights of single tokens otherwise than as a matrix, lm_head."""
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The weights of these tokens, as products have them: [len(tokens), hidden_size]."""
+        ...
 
 
 class StoredHead:

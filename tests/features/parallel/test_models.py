@@ -24,6 +24,7 @@ from tests.models.test_gptq_awq import written as written_in_words  # noqa: F401
 from tests.models.test_stored_weights import written  # noqa: F401
 from tests.quantization.conftest import make_folder  # noqa: F401
 
+TOKENS = torch.tensor([0, 96, 40, 41, 7])
 IDS = [[5, 17, 40, 9, 33, 2, 61], [8, 3]]
 # Query heads and KV heads of the variants: 6 and 2, 6 and 6, 6 and 1. Ranks: unequal shares, and KV heads that repeat.
 SIZES = {2: (2, 4), 6: (4, 5), 1: (2, 5)}
@@ -70,6 +71,9 @@ def test_logits_are_those_of_one_process(variant: str, save: Any, our_logits: An
         assert sum(model.embedding.shape[0] for model in models) == whole.config.vocab_size
         assert all(model.config.whole == whole.config for model in models)
         check(whole, models, our_logits)
+        matrix = whole.embedding if whole.lm_head is None else whole.lm_head
+        for rows in together(models, lambda model: [model.head.rows(TOKENS)]):
+            assert torch.equal(rows[0], matrix[TOKENS])
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (5, 5), (4, 2), (8, 1)], ids=str)

@@ -143,16 +143,14 @@ def test_what_is_missing_at_the_start_is_named(forked_ranked, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative": "eagle"}, "speculative='eagle': its heads read whole embeddings"),
         ({"attention": "triton"}, "attention='triton': its products are joined"),
         ({"graphs": "on"}, "graphs='on': CUDA graphs of collectives are not captured"),
     ],
 )
 def test_what_does_not_go_with_ranks_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     config = EngineConfig(num_blocks=40, tensor_parallel_size=2, **options)
-    make_parts = (lambda: None) if "speculative" in options else None
     with pytest.raises(ValueError, match=f"tensor_parallel_size=2 with {message}. Leave one of the two out"):
-        ranked_engine(FOLDER, config, make_parts=make_parts)
+        ranked_engine(FOLDER, config)
     with pytest.raises(ValueError, match="device='cuda': there is no transport between GPUs"):
         ranked_engine(FOLDER, CONFIG, device="cuda")
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.ranks import ranked_engine
@@ -93,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(workload=workloads(), size=st.sampled_from([2, 3, 6]))
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 def test_texts_are_those_of_one_process(folder: Path, workload: Any, size: int) -> None:
     asked, options = workload
     plain = EngineConfig(num_blocks=200, prefix_cache="off", sampling_noise=options["sampling_noise"])
@@ -116,3 +117,15 @@ def test_a_draft_model_is_whole_on_each_rank(folder: Path) -> None:
 
 def draft_of(folder: Path) -> Parts:
     return Parts(draft_model=load_model(folder, torch.float64))
+
+
+@pytest.mark.parametrize("method", ["eagle", "mtp", "medusa"])
+def test_heads_on_hidden_states_read_embedding_and_logits_of_all_ranks(method: str) -> None:
+    prompt, sampling = "class Stack:", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "float64", "device": "cpu", "num_blocks": 60}
+    drafts = {"speculative": method, "draft_model": course_model(method), "adaptive_drafts": "off"}
+    expected = LLM(course_model("target"), **options).generate(prompt, sampling)[0].outputs[0].token_ids
+    llm = LLM(course_model("target"), **options, **drafts, tensor_parallel_size=2, worker="threads")
+    with closing(llm.engine) as engine:
+        assert llm.generate(prompt, sampling)[0].outputs[0].token_ids == expected
+        assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
