@@ -19,7 +19,7 @@ ROUNDED = (torch.float16, torch.bfloat16)  # sums of these are taken in float32,
 
 
 class Meeting(ABC):
-    """`Collectives` by way of `_meet`. step: of the engine, for messages."""
+    """`Collectives` by way of `meet`. step: of the engine, for messages."""
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
@@ -27,7 +27,7 @@ class Meeting(ABC):
         self.step = 0
 
     @abstractmethod
-    def _meet(self, call: str, x: Tensor) -> list[Tensor]:
+    def meet(self, call: str, x: Tensor) -> list[Tensor]:
         """Shows x to all ranks; returns what each shows, contiguous and on the device of x, to be read before this rank
         makes its next call. CollectiveError for a call of another name on any rank."""
 
@@ -61,7 +61,7 @@ class Meeting(ABC):
     def _show(self, call: str, x: Tensor) -> list[Tensor]:
         self.num_calls += 1
         self.num_bytes += x.nbytes
-        return [x] if self.size == 1 else self._meet(call, x.contiguous())
+        return [x] if self.size == 1 else self.meet(call, x.contiguous())
 
     def _parts(self, call: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """What each rank has for this one. Parts go as rows of one tensor; their shapes go before it."""

@@ -110,7 +110,7 @@ class SharedMemoryRank(Meeting):
         super().__init__(rank, board.size)
         self.board, self.seconds, self._number = board, seconds, 0
 
-    def _meet(self, call: str, x: Tensor) -> list[Tensor]:
+    def meet(self, call: str, x: Tensor) -> list[Tensor]:
         headers, pieces = self._show_piece(call, x, 0)
         check_calls([_CALLS[header.call] for header in headers], self.step)
         longest = max(header.num_bytes for header in headers)

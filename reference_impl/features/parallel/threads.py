@@ -32,7 +32,7 @@ class ThreadRank(Meeting):
         super().__init__(rank, group.size)
         self.group = group
 
-    def _meet(self, call: str, x: Tensor) -> list[Tensor]:
+    def meet(self, call: str, x: Tensor) -> list[Tensor]:
         table = self.group.shown[self.num_calls % 2]
         table[self.rank] = call, x.clone()  # this rank may go on and change it while others read
         try:
