@@ -145,7 +145,7 @@ def peak_memory_mb() -> float:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table that bench/README.md shows: ratios with their spread, and where they were measured."""
+    """The tables that a terminal and bench/README.md show: ratios with their spread, and where they were measured."""
     stamp = result["stamp"]
     instructions = f" ({stamp['instructions']})" if "instructions" in stamp else ""  # not in older files
     lines = [
@@ -191,39 +191,5 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def table(result: dict[str, Any]) -> list[str]:
-    """The figures as lines for a terminal."""
-    lines = []
-    for name, case in result["cases"].items():
-        speeds = ", ".join(f"{kind} {speed:.0f}" for kind, speed in case["tokens_per_second"].items())
-        same = ", ".join(f"{kind} {a['rows_equal']}/{a['rows']}" for kind, a in case["same_tokens"].items())
-        lines.append(
-            f"{name}: {harness.times(case['speedup_over_padded'])} over padded; "
-            f"tokens/s: {speeds}; rows equal to ours: {same}"
-        )
-    for kind, case in result["batching"]["workloads"].items():
-        for name, r in case["faster_than"].items():
-            lines.append(
-                f"continuous over {name}, {kind} outputs: {harness.times(r)}, "
-                f"{case['steps']['continuous']} against {case['steps'][name]} steps"
-            )
-    lines += cpu_quantized.table(result["quantized"])
-    p = result["prefix"]
-    for kind, r in p["faster_than_off"].items():
-        lines.append(
-            f"first token, {p['shared_tokens']} of {p['shared_tokens'] + p['own_tokens']} tokens shared ({kind}): "
-            f"{harness.times(r, 1)}"
-        )
-    h = result["host_work"]
-    for n, ms in h["scheduler_step_ms"].items():
-        us = h["scheduler_us_per_request"][n]["median"]
-        lines.append(f"scheduler, {n} running requests: {ms['median']:.3f} ms a step, {us:.2f} us a request")
-    lines.append(
-        f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, "
-        f"peak memory {result['peak_memory_mb']} MB"
-    )
-    return lines
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    return harness.in_rounds("cpu", 3, run, table, arguments)
+    return harness.in_rounds("cpu", 3, run, lambda result: [markdown(result)], arguments)

@@ -197,21 +197,6 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, tuple[float, f
             yield words, name, kind, both, times[name], GOALS[case].get(name)
 
 
-def table(result: dict[str, Any]) -> list[str]:
-    if "not_measured" in result:
-        return [f"llama.cpp: not measured: {result['not_measured']}"]
-    lines = []
-    for case, name, kind, speed, times, goal in rows(result):
-        ours, theirs, unit = *(f"{each:.0f}" for each in speed), "tokens/s"
-        if case == "one stream":
-            ours, theirs, unit = *(f"{1e3 / each:.1f}" for each in speed), "ms a token"
-        lines.append(
-            f"{case}, {name} of ours {ours}, llama.cpp's {kind} {theirs} {unit}: {harness.times(times)} its time"
-            + (f", goal {goal:.2f}" if goal else "")
-        )
-    return lines
-
-
 def markdown(result: dict[str, Any]) -> str:
     """The table in Markdown."""
     lines = [
@@ -236,4 +221,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def measured(rounds: int) -> dict[str, Any]:
         return {"stamp": harness.stamp(), "rounds": rounds, **run(rounds)}
 
-    return harness.in_rounds("cpu_llama", 3, measured, table, arguments)
+    return harness.in_rounds("cpu_llama", 3, measured, lambda result: [markdown(result)], arguments)

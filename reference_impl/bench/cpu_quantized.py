@@ -150,14 +150,3 @@ def markdown(result: dict[str, Any]) -> str:
         cells = [harness.cells(r), harness.cells(own[name]) if name in own else "- | -", f"{size[name]:.0f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def table(result: dict[str, Any]) -> list[str]:
-    ms, size = result["milliseconds_per_token"], result["weight_megabytes_per_step"]
-    lines = [f"{result['parameters'] / 1e6:.0f}M random weights, {n}: {ms[n]['median']:.1f} ms a token" for n in CACHES]
-    for name, r in result["faster_than_transformers_bfloat16"].items():
-        line = f"the same, {name} of ours: {ms[name]['median']:.1f} ms, {r['median']:.2f}x over transformers bfloat16"
-        if own := result["faster_than_our_bfloat16"].get(name):
-            line += f", {own['median']:.2f}x over our bfloat16"
-        lines.append(f"{line}; {size[name]:.0f} MB a token at {size[name] / ms[name]['median']:.1f} GB/s")
-    return lines

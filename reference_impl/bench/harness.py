@@ -133,9 +133,10 @@ def in_rounds(
     parser.add_argument("--save", action="store_true", help=f"write reference_impl/bench/results/{name}.json")
     options = parser.parse_args(arguments)
     result = run(options.rounds)
-    print("\n".join(shown(result)))
-    if "not_measured" in result:
+    if why := result.get("not_measured"):
+        print(f"{name}: not measured: {why}")
         return 1
+    print("\n".join(shown(result)))
     if options.save:
         print(f"wrote {save(name, result)}")
     return 0
