@@ -262,8 +262,7 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
 def limits(bench: Bench) -> Iterator[Row]:
     """Measures what this machine does at best, as in the bench of kernels; all other limits are counted from this."""
     bench.stamp = harness.stamp() | harness.gpu_state()
-    place = kernels.Place(bench.device, bench.dtype, bench.tiny)
-    bench.raw_limits = kernels.limits(place, kernels.timer_of(place))
+    bench.raw_limits = kernels.limits(bench, kernels.timer_of(bench))
     for metric, name, unit in zip(LIMIT_ROWS, ("copy", "16 bits", "fp8"), ("TB/s", *["TFLOP/s"] * 2), strict=False):
         value = bench.raw_limits[name] * 1e-12
         yield Row(metric, unit, harness.spread([value])) if value else Row(metric, problem="torch has none here")

@@ -15,6 +15,7 @@ import torch
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.bench.gpu_bounds import Limits, work_of
+from reference_impl.bench.kernels import Place
 from reference_impl.features.fusion.decoder import FusedDecoder
 from reference_impl.interfaces import SamplingParams
 
@@ -44,7 +45,7 @@ class LeftOut(Exception):
 
 
 @dataclass
-class Bench:
+class Bench(Place):
     """The device and its time, what is known of this machine, and the engines of the case that runs.
 
     tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
@@ -52,9 +53,6 @@ class Bench:
     raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
     """
 
-    device: torch.device
-    dtype: torch.dtype
-    tiny: bool = False
     rounds: int = 5
     deadline: float = float("inf")
     only: str = ""
@@ -66,9 +64,6 @@ class Bench:
     def limit(self, count: Callable[[Limits], float]) -> float | None:
         """The limit that `count` computes from those of this machine; None where they could not be measured."""
         return count(Limits(self.raw_limits["copy"], self.raw_limits["16 bits"])) if self.raw_limits else None
-
-    def pick(self, real: Any, tiny: Any) -> Any:
-        return tiny if self.tiny else real
 
     @property
     def left(self) -> float:

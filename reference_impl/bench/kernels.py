@@ -31,7 +31,7 @@ BLOCK_SIZE = 16
 INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
     """The device and dtype of a case. tiny: sizes for the interpreter."""
 
