@@ -11,6 +11,8 @@
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Grading draws other inputs of the same kinds. A check that passes here for the right reason passes there.
+# - Lists and tensors that your functions are given belong to the caller: do not modify them. (`append_slots` may change
+#   the table that it is given.)
 # - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: nothing else is available when your
 #   cells are graded, neither engine nor grader.
 #
@@ -34,7 +36,7 @@ import torch
 
 import operator
 
-from grader.checks import rng
+from grader.checks import rng, unchanging
 
 
 class Ledger:
@@ -128,7 +130,7 @@ def appended(pool, block_table, num_tokens, num_new, block_size, copy):
 
 def mapped(block_table, positions, block_size):
     """The result of your slot_mapping, a tensor; a NumPy array counts as one."""
-    return torch.as_tensor(slot_mapping(block_table, positions, block_size))
+    return torch.as_tensor(unchanging(slot_mapping)(block_table, positions, block_size))
 
 
 def as_float32(out):
@@ -257,7 +259,7 @@ def wasted_slots(lengths, max_len, block_size):
 #   blocks, 15 empty; 16 takes 1 block, 0 empty: 15 wasted. Rounding the sum, 33, in place of each length would also
 #   give 15 here, but for 8 and 8 it gives 0 and the truth is 16.
 def check_wasted(lengths, max_len, block_size):
-    answer = wasted_slots(list(lengths), max_len, block_size)
+    answer = unchanging(wasted_slots)(list(lengths), max_len, block_size)
     pair = isinstance(answer, tuple | list) and len(answer) == 2
     assert pair, f"wasted_slots returns (contiguous, paged), saw {answer!r}"
     contiguous, paged = whole(answer, "wasted_slots")
@@ -651,7 +653,7 @@ def fork(pool, block_table, num_tokens, block_size):
 #   before.
 def check_forked(block_table, num_tokens, block_size):
     pool = Ledger(order=range(100), held=block_table)
-    child = whole(fork(pool, list(block_table), num_tokens, block_size), "fork")
+    child = whole(unchanging(fork)(pool, list(block_table), num_tokens, block_size), "fork")
     shared = block_table[: blocks_for(num_tokens, block_size)]
     print(f"table {block_table}, blocks of {block_size}, {num_tokens} tokens shared: {child}")
     assert child == shared, f"the first {num_tokens} tokens lie in blocks {shared}, saw {child}"

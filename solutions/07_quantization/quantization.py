@@ -55,7 +55,7 @@ if importlib.util.find_spec("triton") is not None:
 # Given: helpers of the checks. You may read them, but do not change them.
 import numpy as np
 
-from grader.checks import compiled, launch, rng
+from grader.checks import compiled, launch, rng, unchanging
 from reference_impl.models.quantization.packing import pack_nibbles
 
 
@@ -240,7 +240,7 @@ def check_quantized(weight, group_size, bits, seen=None):
     what, reach = f"{list(weight.shape)}, groups of {group_size}, {bits} bits", 2 ** (bits - 1) - 1
     look = kept(weight)
     if seen is None:
-        seen = quantize_groups(weight, group_size, bits)
+        seen = unchanging(quantize_groups)(weight, group_size, bits)
     look("quantize_groups")
     codes, scales = tuple_of(f"quantize_groups, {what}", seen, ("codes", "scales"))
     codes = whole_codes(f"codes, {what}", codes, weight.shape, reach)
@@ -357,7 +357,7 @@ def check_weights(codes, steps, group_size):
     what = f"dequantize, {list(codes.shape)}, groups of {group_size}"
     scales = to_yours(steps)
     look = kept(codes, scales)
-    seen = dequantize(codes, scales, group_size)
+    seen = unchanging(dequantize)(codes, scales, group_size)
     look("dequantize")
     check_close(what, seen, stands_for(codes, steps, group_size), 1e-6)
 
@@ -425,7 +425,7 @@ def unpack_int4(packed, num_inputs):
 #   the code 3 alone becomes 11 + 16 * 8 = 139.
 def check_packed(codes):
     look, expected = kept(codes), packed_of(codes)
-    seen = tensor_of(f"pack_int4, {list(codes.shape)}", pack_int4(codes), expected.shape)
+    seen = tensor_of(f"pack_int4, {list(codes.shape)}", unchanging(pack_int4)(codes), expected.shape)
     look("pack_int4")
     assert seen.dtype == torch.uint8, f"pack_int4: expected bytes, torch.uint8, saw {seen.dtype}"
     print(f"codes {codes[0, :8].tolist()}: bytes {seen[0, :4].tolist()}")
@@ -463,7 +463,7 @@ for again in (codes, with_last_row_changed(codes)):
 def check_unpacked(codes):
     packed = packed_of(codes)
     look = kept(packed)
-    seen = whole_codes("unpack_int4", unpack_int4(packed, codes.shape[1]), codes.shape, 127)
+    seen = whole_codes("unpack_int4", unchanging(unpack_int4)(packed, codes.shape[1]), codes.shape, 127)
     look("unpack_int4")
     print(f"bytes {packed[0, :4].tolist()}: codes {seen[0, :8].tolist()}")
     if not torch.equal(seen, codes):
@@ -815,7 +815,7 @@ def check_scale_search(weight, x, ratios, group_size, reach=7):
     shown = ratios if len(ratios) < 6 else f"{len(ratios)} from {ratios[0]:g} to {ratios[-1]:g}"
     what = f"awq_scale, {list(weight.shape)}, {len(x)} tokens, ratios {shown}"
     rounded, look = rounded_in_groups(group_size, reach), kept(weight, x)
-    seen = tensor_of(what, awq_scale(weight, x, list(ratios), rounded), (weight.shape[1],)).double()
+    seen = tensor_of(what, unchanging(awq_scale)(weight, x, list(ratios), rounded), (weight.shape[1],)).double()
     look("awq_scale")
     mean, found = x.abs().mean(0).clamp(min=1e-4), {}
     for ratio in ratios:
@@ -900,7 +900,7 @@ for _ in range(3):  # errors far below 1
 def check_smoothing(reach, weights, alpha):
     what = f"smooth_scale, {len(weights)} matrices, {len(reach)} inputs, alpha {alpha:g}"
     look = kept(reach, *weights)
-    seen = tensor_of(what, smooth_scale(reach, list(weights), alpha), reach.shape)
+    seen = tensor_of(what, unchanging(smooth_scale)(reach, list(weights), alpha), reach.shape)
     look("smooth_scale")
     expected = []
     for j in range(len(reach)):
@@ -950,7 +950,7 @@ check_smoothing(torch.rand(7, generator=draw).double(), [with_last_row_changed(w
 def check_folded(h, norm, weights, s):
     what = f"fold, {len(weights)} matrices, {len(s)} inputs"
     look = kept(norm, s, *weights)
-    new_norm, new_weights = tuple_of(what, fold(norm, list(weights), s), ("norm", "weights"))
+    new_norm, new_weights = tuple_of(what, unchanging(fold)(norm, list(weights), s), ("norm", "weights"))
     look("fold")
     names = [f"matrix {i}" for i in range(len(weights))]
     new_weights = tuple_of(f"{what}, the weights", new_weights, names)
@@ -1037,7 +1037,7 @@ def gptq_step(weight, factor, i, rounded):
 def check_inverse_factor(gram, damping):
     what = f"inverse_factor, {len(gram)} inputs, damping {damping:g}"
     look = kept(gram)
-    seen = tensor_of(what, inverse_factor(gram, damping), gram.shape).double()
+    seen = tensor_of(what, unchanging(inverse_factor)(gram, damping), gram.shape).double()
     look("inverse_factor")
     below = float(seen.tril(-1).abs().max()) if len(gram) > 1 else 0.0
     assert below < 1e-9 * float(seen.abs().max()), f"{what}: expected zeros below the diagonal, saw up to {below:.2g}"
@@ -1101,7 +1101,7 @@ def check_step(weight, gram, i, step=0.3):
         return (column / (step * (1 + int(place)))).round() * (step * (1 + int(place)))
 
     look = kept(weight, factor)
-    seen = tensor_of(what, gptq_step(weight, factor, i, rounded), weight.shape).double()
+    seen = tensor_of(what, unchanging(gptq_step)(weight, factor, i, rounded), weight.shape).double()
     look("gptq_step")
     assert len(calls) == 1, f"{what}: expected one call of rounded, saw {len(calls)}"
     assert calls[0][1] == i, f"{what}: expected rounded(column, {i}), saw {calls[0][1]} for the column's place"
@@ -1239,7 +1239,7 @@ def whole(q, keys, values):
 def check_cached(k, v, bits):
     what, reach = f"quantize_kv, {list(k.shape)}, {bits} bits", 2 ** (bits - 1) - 1
     look = kept(k, v)
-    k_codes, k_steps, v_codes, v_steps = cache_of(what, quantize_kv(k, v, bits), k.shape, reach)
+    k_codes, k_steps, v_codes, v_steps = cache_of(what, unchanging(quantize_kv)(k, v, bits), k.shape, reach)
     look("quantize_kv")
     for name, one, codes, steps in (("k", k, k_codes, k_steps), ("v", v, v_codes, v_steps)):
         largest = one.double().abs().amax(2)
@@ -1303,7 +1303,7 @@ def check_answer(q, codes, steps):
     look = kept(q, *codes, *steps)
     what = f"attend_kv, {len(codes[0])} tokens, {len(q)}/{codes[0].shape[1]} heads of {q.shape[1]}"
     expected = whole(q, *(c.double() * s.double()[:, :, None] for c, s in zip(codes, steps, strict=True)))
-    seen = attend_kv(q, *your_cache(codes[0], steps[0], codes[1], steps[1]))
+    seen = unchanging(attend_kv)(q, *your_cache(codes[0], steps[0], codes[1], steps[1]))
     look("attend_kv")
     check_close(what, seen, expected, 2e-5, ("head", "column"))
 
