@@ -4,8 +4,8 @@ step's result has such a request with no tokens.
 What it computed may be broken, also before the first bad number: attention multiplies what it masks by 0, and 0 x NaN
 is NaN. So its blocks leave the prefix cache, with all cached ones that no request holds. Requests that hold some of
 them (`KVManager.commit` lets a request take over another's block) lose this step's tokens and compute all of theirs
-again, alone: with a cache_salt of their own they share no blocks. So does a failed request that shares blocks, since
-the fault may be another's; where it fails once more, it ends. A page store keeps what was saved.
+again, alone: with a cache_salt of their own they share no blocks. So does a failed request that has full blocks, since
+some may be another's; where it fails once more, it ends. A page store keeps what was saved.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Failing(EngineFeature):
             return set(), []
         if flight.plan.step_id not in scheduler.in_flight:
             scheduler.advance(flight.plan)  # which shares blocks; `update` would do it later
-        own = {r: set(r.block_table[r.num_cached_tokens // kv.block_size :]) for r in failed}
-        blocks = set().union(*own.values())
+        blocks = {block for r in failed for block in r.block_table[r.num_cached_tokens // kv.block_size :]}
         sharing = [request for request in scheduler.running if not blocks.isdisjoint(request.block_table)]
         for request in sharing:  # and what they computed of these blocks
             first = next(i for i, block in enumerate(request.block_table) if block in blocks)
             blocks.update(request.block_table[first:])
-        shares = {r for r in failed if any(r is not o and not own[r].isdisjoint(o.block_table) for o in sharing)}
-        again = [r for r in failed if r.num_cached_tokens or r in shares] + [r for r in sharing if r not in failed]
+        # Which of its full blocks a request computed itself is not known. One without blocks may have read any.
+        may_share = [r for r in failed if not r.block_table or r.num_computed_tokens >= kv.block_size]
+        again = [*may_share, *(r for r in sharing if r not in failed)]
         return blocks, [r for r in again if not r.holds and not (r.cache_salt or "").startswith(_ALONE)]
 
     def _compute_again(self, request: Request, why: str) -> None:
@@ -104,9 +104,9 @@ class Failing(EngineFeature):
         request.num_computed_tokens = request.num_cached_tokens = request.num_in_flight = 0
         if not request.output_tokens:
             request.prompt_logprobs.clear()
+        kv.free(request)
         if request.state is RequestState.RUNNING:
             scheduler.running.remove(request)
-            kv.free(request)
             request.state = RequestState.WAITING
             scheduler.waiting.push(request, scheduler.ranks[request.id])
             scheduler.num_running, scheduler.num_waiting = scheduler.num_running - 1, scheduler.num_waiting + 1
