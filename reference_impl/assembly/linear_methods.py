@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeGuard, get_args
 
 import torch
 import torch.nn.functional as F
 
 from reference_impl.core.decoder import Head
-from reference_impl.core.linear import Methods
+from reference_impl.core.linear import Methods, UnquantizedLinear
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.features.cpu.default import default_method
-from reference_impl.features.cpu.half import slow_half_linear
-from reference_impl.features.cpu.operators import HeadCopy, PackedLinear, is_large, pays
+from reference_impl.features.cpu.half import SlowHalfLinear, slow_half_linear
+from reference_impl.features.cpu.operators import HeadCopy, PackedIfLarge, PackedLinear, is_large, pays
 from reference_impl.features.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 
+if TYPE_CHECKING:
+    from reference_impl.models.quantization.stored import Stored
+
+PLAIN = (UnquantizedLinear, PackedLinear, PackedIfLarge, SlowHalfLinear)  # whose weights are not quantized
 Quantization = Literal["none", "fp8", "int8", "int4"]
 Quantizations = Quantization | Callable[[str], Quantization]  # of all linear layers, or from a layer's name
 
@@ -61,10 +65,10 @@ def choose_methods(
 
 def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
     """What quantization makes of the weights, in a word; "" for "none". For a function: its answers, layer by layer."""
-    from reference_impl.models.moe import expert_layers
-
     if not callable(quantization):
         return "" if quantization == "none" else quantization
+    from reference_impl.models.moe import expert_layers
+
     sparse = config.experts.layers if config.experts is not None else ()
     names = [
         f"model.layers.{i}.{name}"
@@ -73,6 +77,15 @@ def what_is_made(quantization: Quantizations, config: ModelConfig) -> str:
         if not (i in sparse and name.startswith("mlp"))
     ]
     return " ".join(quantization(name) for name in (*names, *expert_layers(config), "lm_head"))
+
+
+def is_stored(method: LinearMethod) -> TypeGuard[Stored]:
+    """Whether a method keeps weights as a quantized checkpoint has them."""
+    if isinstance(method, PLAIN):
+        return False
+    from reference_impl.models.quantization.stored import Stored
+
+    return isinstance(method, Stored)
 
 
 def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Head:
@@ -84,10 +97,11 @@ def choose_head(method: LinearMethod, config: ModelConfig, dtype: torch.dtype, d
     With int4 a tied lm_head is copied in 4 bits, while the embedding keeps its 16 bits for looking up: a sixth of the
     time, for 1 to 2 % more perplexity of the course model. An untied one stays in 16 bits, and so does any other.
     """
-    from reference_impl.models.quantization.cpu import CpuInt4
+    if config.tied_embeddings and not isinstance(method, PLAIN):
+        from reference_impl.models.quantization.cpu import CpuInt4
 
-    if isinstance(method, CpuInt4) and config.tied_embeddings:
-        return HeadCopy(method)
+        if isinstance(method, CpuInt4):
+            return HeadCopy(method)
     if device.type == "cpu" and dtype is torch.bfloat16 and pays(dtype):
         return HeadCopy(PackedLinear(dtype))
     large = is_large((config.vocab_size, config.hidden_size))

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of, what_is_made
+from reference_impl.assembly.linear_methods import (
+    Quantizations,
+    choose_head,
+    choose_methods,
+    is_stored,
+    methods_of,
+    what_is_made,
+)
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -35,12 +42,11 @@ from reference_impl.models.loader import (
     weight_files,
 )
 from reference_impl.models.quantization.head import all_linears, decoded_embedding, use_stored_head
-from reference_impl.models.quantization.layouts import Layout
-from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.sizes import check_sizes
 
 if TYPE_CHECKING:
     from reference_impl.features.parallel.model import RankModel
+    from reference_impl.models.quantization.layouts import Layout
 
 CPU = torch.device("cpu")
 logger = logging.getLogger("inferlab.engine")
@@ -167,7 +173,7 @@ def _finished(model: Decoder, path: Path, kernels: Asked) -> Decoder:
         from reference_impl.assembly.compiled import compile_one_row
 
         compile_one_row(model)
-    if any(isinstance(linear.method, Stored) for linear in all_linears(model)):
+    if any(is_stored(linear.method) for linear in all_linears(model)):
         from reference_impl.assembly.stored_weights import paths_of
 
         found = paths_of(model)
@@ -228,7 +234,7 @@ def build_model(
     methods = methods_of(linear_method)
     model = new_model(config, dtype, device, max_position, methods, chosen)
     head = methods("lm_head")
-    if isinstance(head, Stored) and model.lm_head is not None:
+    if model.lm_head is not None and is_stored(head):
         use_stored_head(model, head)
     else:
         model.head = choose_head(head, config, dtype, device)
@@ -290,10 +296,10 @@ def _check_experts(
     config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
 ) -> None:
     """Raises ValueError if experts would be stored in a way that the kernel for experts cannot read."""
-    from reference_impl.models.moe import expert_layers
-
     if config.experts is None or kernels.backend != "triton":
         return
+    from reference_impl.models.moe import expert_layers
+
     what = "a mixture of experts with Triton's kernels"
     why = "since the kernel that multiplies experts takes weights in the model's dtype"
     if linear_method is not None:

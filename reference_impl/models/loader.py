@@ -22,7 +22,6 @@ from reference_impl.interfaces import NamesTensors, NamesTensorsOfParts, TensorS
 from reference_impl.models.config_json import is_decoder_class
 from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.quantization.head import StoredHead, all_linears
-from reference_impl.models.quantization.layouts import check_scales
 
 _INDEX_BYTES = 64 << 20  # of an index; one of a trillion parameters has 20 MB
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
@@ -58,10 +57,16 @@ def cache_scales(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
     """Tensors that a checkpoint may have beside those that the model needs: scales, and zero points, of queries, keys,
     values and attention's probabilities in 8 bits. Our cache has scales of what it holds; the rest is not rounded."""
     return {
-        f"model.layers.{layer}.self_attn.{name}": check_scales if name.endswith("scale") else _not_used
+        f"model.layers.{layer}.self_attn.{name}": _check_scales if name.endswith("scale") else _not_used
         for layer in range(model.config.num_layers)
         for name in CACHE_SCALES
     }
+
+
+def _check_scales(scales: Tensor) -> None:
+    from reference_impl.models.quantization.layouts import check_scales
+
+    check_scales(scales)
 
 
 def _not_used(_: Tensor) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reference_impl.features.chat.renderer import ChatTemplateError, Renderer
 from reference_impl.models.tokenizer_files import CONFIG, read_config, read_text, special_tokens
+
+if TYPE_CHECKING:
+    from reference_impl.features.chat.renderer import Renderer
 
 FILE, FURTHER = "chat_template.jinja", "additional_chat_templates"
 
@@ -23,7 +26,6 @@ class ChatTemplates:
         self.named: dict[str, str] = {}
         self.special_tokens: dict[str, str] = {}
         self._places: dict[str, str] = {}
-        self.renderer = Renderer()
         if folder is None:
             return
         config = read_config(folder / CONFIG)
@@ -36,6 +38,12 @@ class ChatTemplates:
             self.named = {name: read_text(file) for name, file in files.items()}
             self._places = {name: str(file.relative_to(folder)) for name, file in files.items()}
 
+    @cached_property
+    def renderer(self) -> Renderer:
+        from reference_impl.features.chat.renderer import Renderer
+
+        return Renderer()
+
     def take(self, file: Path) -> None:
         """Replaces all templates of the folder by the one in `file`. OSError or ValueError if it is not a text."""
         self.named, self._places = {"default": read_text(file)}, {"default": str(file)}
@@ -47,6 +55,8 @@ class ChatTemplates:
 
     def broken(self) -> list[str]:
         """An error text for each template that is not Jinja: which one, and why."""
+        from reference_impl.features.chat.renderer import ChatTemplateError
+
         found = []
         for name, template in self.named.items():
             try:

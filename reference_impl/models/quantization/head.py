@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from torch import Tensor
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import TensorSpec
-from reference_impl.models.quantization.layouts import Layout
-from reference_impl.models.quantization.stored import Stored
+
+if TYPE_CHECKING:  # a model whose weights come as they are needs none of these
+    from reference_impl.models.quantization.layouts import Layout
+    from reference_impl.models.quantization.stored import Stored
 
 
 @runtime_checkable
@@ -29,8 +31,8 @@ class GivesRows(Protocol):
 class StoredHead:
     """An lm_head: (x [rows, hidden_size], anything) -> logits [rows, vocab_size]. linear: has the weights."""
 
-    def __init__(self, linear: Linear):
-        self.linear = linear
+    def __init__(self, linear: Linear, dtype: torch.dtype, device: torch.device):
+        self.linear, self.dtype, self.device = linear, dtype, device
 
     def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
         found: Tensor = self.linear(x)
@@ -38,9 +40,7 @@ class StoredHead:
 
     def rows(self, tokens: Tensor) -> Tensor:
         """The weights of these tokens, as products have them: [len(tokens), hidden_size]."""
-        method = self.linear.method
-        assert isinstance(method, Stored)
-        one = torch.eye(self.linear.in_features, dtype=method.dtype, device=method.device)
+        one = torch.eye(self.linear.in_features, dtype=self.dtype, device=self.device)
         return self.linear(one).index_select(1, tokens).T.contiguous()
 
 
@@ -49,7 +49,8 @@ def use_stored_head(model: Decoder, method: Stored) -> None:
     that stood there keeps its shape and has no memory. For a model whose lm_head is not tied."""
     assert model.lm_head is not None
     vocabulary, hidden = model.lm_head.shape
-    model.head = StoredHead(Linear(method, hidden, {"lm_head": vocabulary}, name="lm_head"))
+    linear = Linear(method, hidden, {"lm_head": vocabulary}, name="lm_head")
+    model.head = StoredHead(linear, method.dtype, method.device)
     model.lm_head = torch.empty_like(model.lm_head, device="meta")
 
 
