@@ -42,7 +42,7 @@ class EmbeddingDefaults:
 
 
 def embedding_defaults(model: Path | None) -> EmbeddingDefaults:
-    """The defaults of a folder or a GGUF file. Without such files, and for None: the mean, of length 1."""
+    """Returns the defaults of a folder or a GGUF file: without such files, and for None, the mean, of length 1."""
     if model is None:
         return EmbeddingDefaults()
     try:
@@ -85,7 +85,7 @@ def _of_folder(folder: Path) -> EmbeddingDefaults:
 
 
 def _modules(path: Path) -> dict[str, str]:
-    """{kind of module, the last word of its class: the folder of its config}."""
+    """Returns {kind of module, the last word of its class: the folder of its config}."""
     raw = read_json(path, ConfigError, MOST_BYTES)
     found: dict[str, str] = {}
     for one in raw if isinstance(raw, list) else [raw]:
