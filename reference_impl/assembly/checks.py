@@ -29,6 +29,7 @@ from reference_impl.interfaces import (
     Policy,
     PrefixIndex,
     Proposer,
+    ReadsFourBits,
     ReadsScales,
     Reply,
     Request,
@@ -210,7 +211,8 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
             f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
             "change it, or use kv_dtype='auto'"
         )
-    if attention is not None and stored.bits_per_value == 4 and not getattr(attention, "reads_four_bits", False):
+    reads = isinstance(attention, ReadsFourBits) and attention.reads_four_bits
+    if attention is not None and stored.bits_per_value == 4 and not reads:
         raise ConfigError(
             f"{asked} an attention backend that takes two codes out of a byte and says so with reads_four_bits = True; "
             f"Parts.attention, {type(attention).__name__}, does not: change it, or use kv_dtype='int8' or 'auto'"

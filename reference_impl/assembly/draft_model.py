@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import widths
-from reference_impl.assembly.parts import Drafts, Parts
+from reference_impl.assembly.parts import Drafts, DraftsFromHidden, Parts
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def method_of(draft: Drafts) -> str:
     """The value of EngineConfig.speculative that stands for this kind of draft model."""
-    return getattr(draft, "method", "draft")
+    return draft.method if isinstance(draft, DraftsFromHidden) else "draft"
 
 
 def must_follow(config: EngineConfig, draft: Drafts | None) -> bool:

@@ -35,6 +35,16 @@ T = TypeVar("T")
 
 
 @runtime_checkable
+class DraftsFromHidden(Protocol):
+    """Of `Drafts` those that read the target's hidden states."""
+
+    @property
+    def method(self) -> str:
+        """The value of EngineConfig.speculative for it."""
+        ...
+
+
+@runtime_checkable
 class ReportsFacts(Protocol):
     """An executor that was made by a worker half elsewhere, with the engine's own options."""
 

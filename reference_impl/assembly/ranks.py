@@ -86,6 +86,7 @@ def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
     size, store = config.tensor_parallel_size, type(parts.page_store).__name__
     wrong = [
         (config.attention in ("triton", "compiled"), f"attention={config.attention!r}", "its products are joined"),
+        (config.overlap == "on", "overlap='on'", "ranks do one step after the other"),
         (config.graphs == "on", "graphs='on'", "CUDA graphs of collectives are not captured"),
         (device != "cpu", f"device={device!r}", "there is no transport between GPUs; device='cpu' has ranks on CPUs"),
         (parts.page_store is not None, f"Parts.page_store, {store}", "its pages would hold the heads of one rank"),

@@ -265,8 +265,7 @@ def why_not_graphs(half: WorkerHalf, draft: Drafts | None = None) -> str | None:
     from reference_impl.features.fusion.kernels import writes_and_attends
 
     model = half.model
-    skips = getattr(half.attention, "skips_padding", False)
-    if not isinstance(model, FusedDecoder) or not (skips or writes_and_attends(model.kernels, half.attention)):
+    if not isinstance(model, FusedDecoder) or not writes_and_attends(model.kernels, half.attention):
         return (
             "rows that pad a batch must not be written to the cache, which only our kernels take care of: they need "
             "attention='triton' and a model with kernels='triton'"

@@ -182,11 +182,18 @@ def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[No
 
 @runtime_checkable
 class ReadsScales(Protocol):
-    """An attention backend that says whether it multiplies what it reads by the cache's scales. One that can also read
-    a cache of 4 bits has reads_four_bits = True besides."""
+    """An attention backend that says whether it multiplies what it reads by the cache's scales."""
 
     @property
     def reads_scales(self) -> bool: ...
+
+
+@runtime_checkable
+class ReadsFourBits(Protocol):
+    """A `ReadsScales` that says whether it also takes two codes out of a byte."""
+
+    @property
+    def reads_four_bits(self) -> bool: ...
 
 
 @runtime_checkable
