@@ -70,6 +70,11 @@ class RankGroup:
 
     max_in_flight = 1
     facts: Facts
+    ended = ""  # by what; nothing can be submitted any more
+
+    def _check_goes_on(self, step: int) -> None:
+        if self.ended:
+            raise WorkerError(f"step {step} cannot be done, since the ranks have ended: {self.ended}", step, 0)
 
     @property
     def reads(self) -> Collection[str]:
@@ -99,6 +104,7 @@ class RankProcesses(RankGroup):
             raise
 
     def submit(self, step: Step) -> int:
+        self._check_goes_on(step.step_id)
         for rank in self.ranks:
             self._or_end(step.step_id, rank.submit, step)
         return step.step_id
@@ -108,7 +114,8 @@ class RankProcesses(RankGroup):
             self._or_end(ticket, rank.finish, ticket, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
-        return _alike(ticket, [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks], "drafts")
+        found = [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks]
+        return self._or_end(ticket, _alike, ticket, found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
         replies: dict[int, Reply] = {}
@@ -116,11 +123,11 @@ class RankProcesses(RankGroup):
             progress = self.board.progress()
             answered = connection.wait([rank.fileno() for rank in waiting], self.seconds)
             if not answered and self.board.progress() == progress:
-                self._end(ticket, f" within {self.seconds:g} s", None)
+                self._end(ticket, f" within {self.seconds:g} s", None, [rank.rank for rank in waiting])
             for rank in waiting:
                 if rank.fileno() in answered:
                     replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
-        return _agreed(ticket, [replies[rank.rank] for rank in self.ranks])
+        return self._or_end(ticket, _agreed, ticket, [replies[rank.rank] for rank in self.ranks])
 
     def reports(self) -> list[RankReport]:
         """What each rank did since it began."""
@@ -134,6 +141,7 @@ class RankProcesses(RankGroup):
 
     def close(self) -> None:
         """Ends all processes; idempotent."""
+        self.ended = self.ended or "they were closed"
         for rank in self.ranks:
             rank.close()
 
@@ -143,19 +151,24 @@ class RankProcesses(RankGroup):
         except WorkerError as error:
             self._end(step, "", error)
 
-    def _end(self, step: int, within: str, error: WorkerError | None) -> NoReturn:
-        """Ends all ranks, since none of them can go on without the others, and raises what is known."""
+    def _end(self, step: int, within: str, error: WorkerError | None, unanswered: Sequence[int] = ()) -> NoReturn:
+        """Ends all ranks, since none of them can go on without the others, and raises what is known. unanswered: the
+        ranks whose reply is awaited."""
         late, call = self.board.waited_for()
-        self.close()
+        if late:
+            what = f"did not come to {call}{within}, for which all others wait"
+        elif error is None and len(unanswered) < len(self.ranks):  # it stopped behind the step's last meeting
+            late, what = list(unanswered), f"did not answer step {step}{within}, and all others did"
         said = [] if error is None else [str(error)]
         if late:
-            names = " and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late)
-            said.append(f"{names} did not come to {call}{within}, for which all others wait")
+            said.append(" and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late) + f" {what}")
         elif error is None:
             said.append(f"no rank answered step {step}{within}")
         said.append(f"All {len(self.ranks)} ranks were ended, and what their caches held is lost")
         rank = late[0] if late else (0 if error is None else error.rank)
-        raise WorkerError(". ".join(said), step, rank) from None
+        self.ended = ". ".join(said)
+        self.close()
+        raise WorkerError(self.ended, step, rank) from None
 
 
 class RankThreads(RankGroup):
@@ -175,6 +188,7 @@ class RankThreads(RankGroup):
             raise
 
     def submit(self, step: Step) -> int:
+        self._check_goes_on(step.step_id)
         self._submitted = self._each(lambda executor, rank: executor.submit(step))
         return step.step_id
 
@@ -186,14 +200,16 @@ class RankThreads(RankGroup):
         runs, found = self._all(self._submitted), list[Any]()
         for rank, executor in enumerate(self.executors):  # one after another: all ask the same grammar
             found += self._all([self._threads[rank].submit(executor.show_drafts, runs[rank], ask)])  # type: ignore[attr-defined]
-        return _alike(ticket, found, "drafts")
+        return self._or_end(_alike, ticket, found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
         runs = self._all(self._submitted)
-        return _agreed(ticket, self._all(self._each(lambda executor, rank: executor.collect(runs[rank]))))
+        replies = self._all(self._each(lambda executor, rank: executor.collect(runs[rank])))
+        return self._or_end(_agreed, ticket, replies)
 
     def close(self) -> None:
         """Ends all threads; idempotent."""
+        self.ended = self.ended or "they were closed"
         for executor in self.executors:
             executor.close()
         self.executors = []
@@ -210,8 +226,17 @@ class RankThreads(RankGroup):
         errors = [error for future in futures if (error := future.exception()) is not None]
         # The others only say that somebody did not come.
         for error in sorted(errors, key=lambda error: isinstance(error, CollectiveError)):
+            self.ended = self.ended or f"{type(error).__name__}: {error}"
             raise error
         return [future.result() for future in futures]
+
+    def _or_end(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return check(*arguments)
+        except WorkerError as error:
+            self.ended = str(error)
+            self.group.end()
+            raise
 
     def _end(self) -> None:
         self.group.end()

@@ -17,6 +17,7 @@ class ThreadGroup:
         self.size, self.seconds = size, seconds
         # Two tables take turns: a rank that is one call ahead must not overwrite what others still read.
         self.shown: list[list[tuple[str, Tensor] | None]] = [[None] * size, [None] * size]
+        self.calls = [0] * size  # to how many each rank came
         self.barrier = threading.Barrier(size)
 
     def rank(self, rank: int) -> ThreadRank:
@@ -35,10 +36,13 @@ class ThreadRank(Meeting):
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         table = self.group.shown[self.num_calls % 2]
         table[self.rank] = call, x.clone()  # this rank may go on and change it while others read
+        self.group.calls[self.rank] = self.num_calls
         try:
             self.group.barrier.wait(self.group.seconds)
         except threading.BrokenBarrierError:
-            raise CollectiveError(f"rank {self.rank}, {call} of step {self.step}: not all ranks came") from None
+            late = [rank for rank, came in enumerate(self.group.calls) if came < self.num_calls]
+            what = f"{' and '.join(f'rank {rank}' for rank in late)} did not come" if late else "the group was ended"
+            raise CollectiveError(f"rank {self.rank}, {call} of step {self.step}: {what}", late) from None
         shown = [each for each in table if each is not None]
         check_calls([name for name, _ in shown], self.step)
         return [each for _, each in shown]

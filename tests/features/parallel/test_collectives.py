@@ -138,6 +138,8 @@ def test_who_does_not_come_is_not_waited_for_without_end(group) -> None:
     for error in (found[0], found[2]):
         assert isinstance(error, CollectiveError)
         assert "all_reduce of step 0" in str(error)
+        assert error.waits_for == (1,)
+        assert "rank 1" in str(error)
 
 
 def test_the_board_names_what_all_others_wait_for() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -121,6 +122,54 @@ def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_in(ranked) ->
     assert all(rank._process.poll() is not None for rank in engine.executor.ranks)
 
 
+def test_a_rank_that_does_not_answer_behind_the_last_meeting_is_named(forked_ranked) -> None:
+    """All ranks came to the same meetings, so the board does not say who is missing; their answers do. What is said of
+    a later step is what ended the ranks, and not how this process ended the others."""
+    engine = forked_ranked()
+    engine.add(*ASKED[0])
+    engine.step()
+    silent, _other = socket.socketpair()
+    engine.executor.ranks[1].fileno = silent.fileno
+    engine.executor.seconds = 1
+    late = r"^rank 1 \(process \d+\) did not answer step \d+ within 1 s, and all others did. All 2 ranks were ended"
+    with pytest.raises(WorkerError, match=late) as caught:
+        engine.step()
+    assert caught.value.rank == 1
+    with pytest.raises(WorkerError, match=r"^step \d+ cannot be done, since the ranks have ended: rank 1 \(process"):
+        engine.step()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("submit", "MemoryError: of rank 1"),
+        ("collect", "step 1: rank 1 has other tokens than rank 0"),
+        ("close", "they were closed"),
+    ],
+)
+def test_threads_that_have_ended_say_by_what(what: str, message: str) -> None:
+    engine = ranked_engine(FOLDER, CONFIG, ranks="threads")
+    engine.add(*ASKED[0])
+    rank = engine.executor.executors[1]
+    collect = rank.collect
+
+    def submit(step: Any) -> Any:
+        raise MemoryError("of rank 1")
+
+    def other_tokens(ticket: Any) -> Any:
+        return dataclasses.replace(collect(ticket), tokens=((1, 2, 3),))
+
+    if what == "close":
+        engine.executor.close()
+    else:
+        setattr(rank, what, {"submit": submit, "collect": other_tokens}[what])
+        with pytest.raises((MemoryError, WorkerError), match=message.removeprefix("MemoryError: ")):
+            engine.step()
+    with pytest.raises(WorkerError, match=f"cannot be done, since the ranks have ended: {message}"):
+        engine.step()
+    engine.close()
+
+
 def test_a_step_that_raises_in_a_rank_is_shown(forked_ranked) -> None:
     engine = forked_ranked()
     engine.add(*ASKED[0])
@@ -144,6 +193,7 @@ def test_what_is_missing_at_the_start_is_named(forked_ranked, tmp_path: Path) ->
     ("options", "message"),
     [
         ({"attention": "triton"}, "attention='triton': its products are joined"),
+        ({"overlap": "on"}, "overlap='on': ranks do one step after the other"),
         ({"graphs": "on"}, "graphs='on': CUDA graphs of collectives are not captured"),
     ],
 )
