@@ -4,6 +4,10 @@
 # About 40 minutes. You need chapter 00 (the roofline). This notebook is about numbers: which values a format has, what a
 # scale is, what rounding costs. The next one, `b_what_it_buys`, is about time and memory. The lab to notebooks a, b, c
 # and e is [Quantize weights and cache](../../labs/07_quantization/quantization.ipynb).
+#
+# This is the longest chapter of the course. What may be left out, or left for later: `d_whole_models` (which layers get how
+# many bits), `f_fewer_numbers` (pruning, low rank, distillation), and `g_workbench`, which is practice in all of the others.
+# Neither the lab nor chapter 08 needs these three.
 
 # %% name="setup"
 import numpy as np

@@ -11,7 +11,6 @@ import inspect
 import json
 from dataclasses import replace
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import torch
 
@@ -23,7 +22,7 @@ from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization import gptq as engine_gptq
 from reference_impl.models.quantization.awq import candidate, rounded, scaled_error, search_clipping, search_scales
 from reference_impl.models.quantization.by_layer import Layers
-from reference_impl.models.quantization.calibration import Rows, calibration_tokens
+from reference_impl.models.quantization.calibration import calibration_tokens
 from reference_impl.models.quantization.folding import folds, matrix
 from reference_impl.models.quantization.gptq import gptq, inverse_factor, output_error
 from reference_impl.models.quantization.one_layer import quantize_layer
@@ -40,20 +39,12 @@ layers = Layers(FOLDER)
 INT4 = Scheme("int4", "group", 128)
 
 
-def rows_before(index, ids, rows=8, length=128):
-    """Calibration rows of a text, as they arrive at layer `index`."""
-    decoder, used = layers.front(calibration_tokens(ids, rows, length))
-    found = Rows.of(decoder, used)
-    for before in range(index):
-        found.advance(layers.layer(before))
-    return found
+def rows_before(index, ids, rows=8):
+    return layers.rows_before(index, calibration_tokens(ids, rows, 128))
 
 
-def inputs_of(layer, name, rows):
-    """What the layer's matrix `name` multiplies: [tokens, in]."""
-    seen = []
-    rows.watch(layer, folds(layer)[name].linear, SimpleNamespace(add=seen.append))
-    return torch.cat(seen).float()
+def inputs_of(layer, name, rows):  # what the layer's matrix `name` multiplies, [tokens, in]
+    return rows.inputs(layer, folds(layer)[name].linear).float()
 
 
 def weight_of(layer, name):
@@ -289,7 +280,8 @@ def planted_layer(times):
 
 before, after = (rows3.run(layer, 0) for layer in (layer3, planted_layer(10)))
 print(f"the layer's outputs differ by {float((before - after).abs().max() / before.abs().max()):.0e} of the largest")
-x10, weight10 = (of(planted_layer(10), "gate_up_proj", *rest) for of, rest in ((inputs_of, [rows3]), (weight_of, [])))
+x10 = inputs_of(planted_layer(10), "gate_up_proj", rows3)
+weight10 = weight_of(planted_layer(10), "gate_up_proj")
 size = x10.square().mean(0).sqrt()
 print(f"rms of the planted inputs: {size[PLANTED].tolist()}, median of all {float(size.median()):.2f}")
 
@@ -496,7 +488,7 @@ print(
 # planted 30 times: which of the four in the table has the least error?** <!-- stands: reference_impl/models/quantization/awq.py -->
 
 # %% name="errata-better"
-x30, w30 = (of(planted_layer(30), "gate_up_proj", *rest) for of, rest in ((inputs_of, [rows3]), (weight_of, [])))
+x30, w30 = inputs_of(planted_layer(30), "gate_up_proj", rows3), weight_of(planted_layer(30), "gate_up_proj")
 rows = []
 for name, (seen, original) in {
     "as trained": (x, weight),

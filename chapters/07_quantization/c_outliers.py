@@ -9,7 +9,6 @@
 import argparse
 import inspect
 import json
-from types import SimpleNamespace
 
 import torch
 
@@ -19,7 +18,7 @@ from reference_impl import course_model
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.models.quantization.awq import rounded
 from reference_impl.models.quantization.by_layer import Layers
-from reference_impl.models.quantization.calibration import Rows, Statistics, calibration_tokens
+from reference_impl.models.quantization.calibration import Statistics, calibration_tokens
 from reference_impl.models.quantization.folding import folds, matrix
 from reference_impl.models.quantization.gptq import gptq
 from reference_impl.models.quantization.hadamard import incoherence, random_rotation
@@ -36,20 +35,12 @@ layers = Layers(FOLDER)
 INT4, INT8, TOKENS = Scheme("int4", "group", 128), Scheme("int8", "channel"), Activations("int8")
 
 
-def rows_before(index, ids, rows=8, length=128):
-    """Calibration rows of a text, as they arrive at layer `index`."""
-    decoder, used = layers.front(calibration_tokens(ids, rows, length))
-    found = Rows.of(decoder, used)
-    for before in range(index):
-        found.advance(layers.layer(before))
-    return found
+def rows_before(index, ids, rows=8):
+    return layers.rows_before(index, calibration_tokens(ids, rows, 128))
 
 
-def inputs_of(layer, name, rows):
-    """What the layer's matrix `name` multiplies: [tokens, in]."""
-    seen = []
-    rows.watch(layer, folds(layer)[name].linear, SimpleNamespace(add=seen.append))
-    return torch.cat(seen).float()
+def inputs_of(layer, name, rows):  # what the layer's matrix `name` multiplies, [tokens, in]
+    return rows.inputs(layer, folds(layer)[name].linear).float()
 
 
 def weight_of(layer, name):
@@ -71,7 +62,7 @@ def planted_layer(times):
 
 
 rows2 = rows_before(2, code_ids, rows=4)
-x2, w2 = (of(layers.layer(2), "down_proj", *rest) for of, rest in ((inputs_of, [rows2]), (weight_of, [])))
+x2, w2 = inputs_of(layers.layer(2), "down_proj", rows2), weight_of(layers.layer(2), "down_proj")
 y2 = x2 @ w2.T
 
 # %% [markdown] name="question"
@@ -241,7 +232,7 @@ show(
 
 # %% name="rotate"
 rows3 = rows_before(3, code_ids)
-x30, w30 = (of(planted_layer(30), "gate_up_proj", *rest) for of, rest in ((inputs_of, [rows3]), (weight_of, [])))
+x30, w30 = inputs_of(planted_layer(30), "gate_up_proj", rows3), weight_of(planted_layer(30), "gate_up_proj")
 q, y30 = random_rotation(256).float(), x30 @ w30.T
 s = smoothing(x30.abs().amax(0), weight_reach(w30), 0.5)
 rows = []
@@ -261,7 +252,8 @@ widgets.table(rows, ["W8A8, planted 30 times", "largest / rms of x", "of W", "er
 # *straight-through estimator*). One layer, 60 steps, trained to reproduce its own outputs:
 
 # %% name="qat"
-x, x_code = (inputs_of(layers.layer(3), "gate_up_proj", rows) for rows in (rows3, rows_before(3, held_out, 4)))
+x = inputs_of(layers.layer(3), "gate_up_proj", rows3)
+x_code = inputs_of(layers.layer(3), "gate_up_proj", rows_before(3, held_out, 4))
 weight, generator = weight_of(layers.layer(3), "gate_up_proj"), torch.Generator().manual_seed(0)
 trained = weight.clone().requires_grad_()
 optimizer = torch.optim.Adam([trained], lr=1e-4)

@@ -246,7 +246,7 @@ widgets.reveal("07f-time", ratio[0.5])
 widgets.table([[f"{s:.0%}", f"{r:.2f}"] for s, r in ratio.items()], ["zeros", "CSR over dense, this machine, now"])
 
 # %% [markdown] name="scratch-time-reading"
-# With torch's CSR on a CPU, half zeros anywhere lose time. Special GPU kernels that unpack a map of places gain bytes,
+# With torch's CSR on a CPU, half zeros anywhere lost time in the runs that we took; yours stands above. Special GPU kernels that unpack a map of places gain bytes,
 # and so time in decoding small batches; the common engines do not have them. A pattern that hardware supports is
 # surer. 2:4 is one: tensor cores since NVIDIA's A100 take two values and two places of 2 bits and multiply at twice the dense
 # rate. <!-- source: NVIDIA's A100 white paper --> And leaving out whole neurons of an MLP is another: what remains is a

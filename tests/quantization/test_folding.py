@@ -7,7 +7,7 @@ import torch
 
 from reference_impl.core.decoder import DecoderLayer
 from reference_impl.models.quantization.by_layer import Layers
-from reference_impl.models.quantization.calibration import Rows
+from reference_impl.models.quantization.calibration import Rows, Statistics
 from reference_impl.models.quantization.folding import folds, matrix
 from reference_impl.models.quantization.hadamard import hadamard, incoherence, random_rotation
 from reference_impl.models.quantization.rotation import rotate_layer, rotated_embedding, rotated_head
@@ -41,6 +41,16 @@ def test_a_fold_leaves_the_function(shape: str, name: str, make_folder: MakeFold
     fold.apply(s)
     assert not torch.equal(matrix(fold.linear), before)
     torch.testing.assert_close(after(layers, 1, layer), expected, rtol=0, atol=1e-12)
+
+
+def test_the_inputs_of_a_matrix_are_those_whose_statistics_are_kept(make_folder: MakeFolder) -> None:
+    layers = Layers(make_folder(), torch.float64)
+    rows, layer = layers.rows_before(1, TOKENS), layers.layer(1)
+    torch.testing.assert_close(rows.x, after(layers, 0, layers.layer(0)))
+    linear = folds(layer)["down_proj"].linear
+    x = rows.inputs(layer, linear)
+    assert x.shape == (TOKENS.numel(), linear.in_features)
+    torch.testing.assert_close(x.T @ x, rows.watch(layer, linear, Statistics()).known_gram)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

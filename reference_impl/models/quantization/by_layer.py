@@ -16,6 +16,7 @@ from reference_impl.core.model_config import ModelConfig
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import CheckpointError, layer_destinations, store_tensors, weight_files
+from reference_impl.models.quantization.calibration import Rows
 from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.scheme import Scheme
 from reference_impl.models.sizes import check_sizes
@@ -68,6 +69,13 @@ class Layers:
                 decoder.embedding[place].copy_(rows[token : token + 1][0])
         decoder.config = self.config
         return decoder, ids
+
+    def rows_before(self, index: int, tokens: Tensor) -> Rows:
+        """Returns the calibration rows of tokens [rows, length] as they arrive at layer `index`."""
+        rows = Rows.of(*self.front(tokens))
+        for before in range(index):
+            rows.advance(self.layer(before))
+        return rows
 
 
 def new_layer(config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device = CPU) -> DecoderLayer:

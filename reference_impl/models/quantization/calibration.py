@@ -87,6 +87,12 @@ class Seeing(Protocol):
 Seen = TypeVar("Seen", bound=Seeing)
 
 
+class _Inputs(list[Tensor]):
+    """The inputs themselves, row by row."""
+
+    add = list.append
+
+
 class CausalAttention:
     """Attention within one row of tokens, without a cache."""
 
@@ -162,6 +168,10 @@ class Rows:
         finally:
             linear.method = method
         return seen
+
+    def inputs(self, layer: DecoderLayer, linear: Linear) -> Tensor:
+        """Returns what one matrix of the layer multiplies in all rows: [tokens, in]."""
+        return torch.cat(self.watch(layer, linear, _Inputs()))
 
 
 def _one_row(length: int) -> Batch:
