@@ -147,7 +147,7 @@ def all_reduces(rounds: int) -> dict[str, dict[str, float]]:
         found = answers.get()
         for rank in ranks:
             rank.join()
-    board.unlink()
+    board.close_path()
     return {size: harness.ratio(times["gloo"], times["memory"]) for size, times in found.items()}
 
 

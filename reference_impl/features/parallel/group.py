@@ -93,7 +93,7 @@ class RankProcesses(RankGroup):
             with ThreadPoolExecutor(len(makes)) as pool:
                 starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
         finally:
-            board.unlink()  # all ranks have it open
+            board.close_path()  # all ranks have opened it
         self.ranks = [each.result() for each in starting if each.exception() is None]
         try:
             for each in starting:

@@ -1,4 +1,4 @@
-"""Ranks as processes of one machine, which meet in a file that all of them map into memory.
+"""Ranks as processes of one machine, which meet in memory that all of them map.
 
 Each rank has two places of PLACE bytes, which take turns. It writes a piece of its tensor into one, then a header, and
 then the number of the meeting: when that number stands there, others may read. Nobody needs to say that it has read: a
@@ -13,7 +13,6 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -41,23 +40,25 @@ _DTYPES = (
 
 
 def supported() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
+    return hasattr(os, "memfd_create") and platform.machine() in ("x86_64", "AMD64")
 
 
 class Board:
-    """The file, and what it says of each rank. size: ranks. path: None makes a new one, which `unlink` removes."""
+    """The memory, and what it says of each rank. size: ranks. path: where another process finds it; None makes a new
+    one, which has a path until `close_path`, or until this process ends."""
 
     def __init__(self, size: int, path: Path | None = None):
         self.size = size
-        if path is None:
-            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            number, name = tempfile.mkstemp(prefix="inferlab-ranks-", dir=folder)
+        self._number: int | None = None
+        if path is None:  # no file: one would be left behind by a process that is killed, and a container's are small
+            self._number = number = os.memfd_create("inferlab-ranks")
             os.ftruncate(number, self._length)
-            self.path = Path(name)
+            self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
         else:
             number, self.path = os.open(path, os.O_RDWR), path
         self._memory = mmap.mmap(number, self._length)
-        os.close(number)
+        if path is not None:
+            os.close(number)
         words = np.frombuffer(self._memory, np.int64, self._num_words)
         self.state = words[: size * _STATE].reshape(size, _STATE)
         self.headers = words[size * _STATE : size * (_STATE + 2 * _WORDS)].reshape(size, 2, _WORDS)
@@ -72,9 +73,11 @@ class Board:
     def _length(self) -> int:
         return 8 * self._num_words + self.size * 2 * PLACE
 
-    def unlink(self) -> None:
-        """Removes the file's name; whoever has it open keeps it."""
-        self.path.unlink(missing_ok=True)
+    def close_path(self) -> None:
+        """Nobody finds the memory any more; whoever has it keeps it. Idempotent."""
+        if self._number is not None:
+            os.close(self._number)
+        self._number = None
 
     def waited_for(self) -> tuple[list[int], str]:
         """The ranks that all others wait for, and the call in which they do: of all ranks, those that came to the

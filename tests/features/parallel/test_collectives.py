@@ -32,7 +32,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
     yield make
     for board in boards:
-        board.unlink()
+        board.close_path()
 
 
 def on_all(ranks: list[Meeting], call: Callable[[Meeting], Any]) -> list[Any]:
@@ -157,7 +157,8 @@ def test_the_board_names_what_all_others_wait_for() -> None:
         assert "waited 0.2 s in all_gather of step 4 for rank 2" in str(error)
     assert board.waited_for() == ([2], "all_gather of step 4")
     assert board.progress() == 3 + 2
-    board.unlink()
+    assert board.path.stat().st_nlink == 0, "no file, which a process that is killed would leave behind"
+    board.close_path()
     assert not board.path.exists()
 
 
