@@ -329,8 +329,9 @@ rows = [[b, format_seconds(took[b, 0]), *(f"{v_here[b, k]:.2f}" for k in GUESSES
 widgets.table(rows, ["batch", "step without guesses", "v(1)", "v(2)", "v(4)"])
 
 # %% [markdown] name="measure-v-reading"
-# These are times, and yours will differ. What stays: on a CPU $v$ rises soon. A matrix product of several rows has more
-# arithmetic than one of a single row, and a CPU has little arithmetic to spare. A GPU has room for hundreds of tokens.
+# These are times, and yours will differ; where other programs run, a number may even be below the one to its left. On an
+# idle CPU $v$ rises soon: a matrix product of several rows has more arithmetic than one of a single row, and a CPU has
+# little arithmetic to spare. A GPU has room for hundreds of tokens.
 #
 # So does it pay here? Take a step without guesses as the unit of time. A round makes $k$ guesses, each of which takes $c$,
 # and verifies them in $v(k)$; it gives $E$ tokens, and plain decoding gives one token a unit. So the speed-up is
