@@ -164,6 +164,15 @@ def test_no_two_tokens_have_one_text(name: str) -> None:
     assert len({tokens.text(token) for token in range(size)}) == size
 
 
+def test_so_it_is_where_tokens_say_that_a_word_ends() -> None:
+    """GPT-1's and CLIP's BPE."""
+    pieces = {"true": 0, "true</w>": 1, "t": 2, "t</w>": 3}
+    made = Tokenizer(models.BPE(pieces, [], end_of_word_suffix="</w>"))
+    made.decoder = decoders.BPEDecoder("</w>")
+    texts = TokenText(made)
+    assert [texts.text(token) for token in range(4)] == ["true", "true</w>", "t", "t</w>"]
+
+
 def test_bytes_of_a_chats_tokens() -> None:
     made = tokenizer("byte fallback")
     chat = ChatShape("m", "chat.completion", "chat.completion.chunk", "chatcmpl", TokenText(made), 1)

@@ -75,7 +75,7 @@ class TokenText:
 
     def _others(self, text: str) -> list[int]:
         """The tokens that may have this text, by the names that vocabularies give them."""
-        names = (text, text.replace(" ", "▁"), text.removeprefix(" "), f"##{text}")
+        names = (text, text.replace(" ", "▁"), text.removeprefix(" "), f"##{text}", f"{text}</w>")
         found = [self._tokenizer.token_to_id(name) for name in names]
         return [token for token in dict.fromkeys(found) if token is not None]
 
