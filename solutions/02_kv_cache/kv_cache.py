@@ -813,7 +813,7 @@ class Recorder:
 def check_one_step(held, num_new, generator):
     q, (k, v) = torch.randn(num_new, 4, 4, generator=generator), torch.randn(2, num_new, 2, 4, generator=generator)
     recorder = Recorder(held)
-    out = attention_step(recorder, recorder.attend, q.clone(), k.clone(), v.clone())
+    out = unchanging(attention_step)(recorder, recorder.attend, q.clone(), k.clone(), v.clone())
     assert len(recorder.attended) == 1, f"expected one call of attend, saw {len(recorder.attended)}"
     seen_q, seen_k, seen_v, past_len = recorder.attended[0]
     print(f"{held} cached, {num_new} new: attend got {len(seen_k)} keys and past_len {past_len}")

@@ -15,6 +15,7 @@
 #   reason passes there.
 # - There are no tensors in this lab. A token is an int, a block is the number of a block in the KV cache, and an index
 #   only records which block holds what. Use the standard library: no engine is available when your cells are graded.
+# - Lists that you are given belong to the caller: do not modify them.
 #
 # 20 points.
 
@@ -29,7 +30,7 @@ import operator
 
 import torch
 
-from grader.checks import drawn, rng, roles, seed, texts_of
+from grader.checks import drawn, rng, roles, seed, texts_of, unchanging
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
 LIKE_KEY = [b"\xff" + KEY[1:], KEY[:16] + b"\xff" + KEY[17:], KEY[:31] + b"\xff"]  # each differs in one byte
@@ -93,10 +94,10 @@ class Called:
         self.index, self.block_size = index, block_size
 
     def match(self, tokens, key):
-        return blocks_of("match", self.index.match(list(tokens), key), self.block_size)
+        return blocks_of("match", unchanging(self.index.match)(list(tokens), key), self.block_size)
 
     def insert(self, tokens, key, blocks):
-        return blocks_of("insert", self.index.insert(list(tokens), key, list(blocks)), self.block_size)
+        return blocks_of("insert", unchanging(self.index.insert)(list(tokens), key, list(blocks)), self.block_size)
 
     def evict(self, num_blocks, evictable):
         return ints_of("evict", self.index.evict(num_blocks, evictable))
@@ -386,7 +387,7 @@ def block_hash(parent, tokens):
 #   another beginning have another name, which they must: their keys and values depend on all that came before. A number
 #   takes as many bytes whatever its size: without a fixed width 1, 23 and 12, 3 would look alike.
 def check_name(parent, tokens, expected):
-    name = bytes_of("block_hash", block_hash(parent, list(tokens)))
+    name = bytes_of("block_hash", unchanging(block_hash)(parent, list(tokens)))
     print(f"tokens {tokens!r:.80} after {parent.hex()[:8]}...: {name.hex()}")
     assert name.hex() == expected, (
         f"{len(tokens)} tokens {tokens!r:.200} after {parent.hex()}: expected {expected}, saw {name.hex()}"
@@ -1340,7 +1341,7 @@ def check_counts(seen, saved, total):
 def check_replayed(requests, found, block_size):
     """replay of these (tokens, key), when match finds these lists of blocks."""
     index = Scripted(found, block_size)
-    seen = replay(index, [(list(tokens), key) for tokens, key in requests], block_size)
+    seen = unchanging(replay)(index, [(list(tokens), key) for tokens, key in requests], block_size)
     assert index.matched == requests, "expected one match for each request, with all its tokens and its key"
     num_new, num_saved, expected = 0, 0, []
     for (tokens, key), blocks in zip(requests, found, strict=True):
@@ -1469,7 +1470,7 @@ def stable_first(requests):
 #   shared by all comes first, since a prefix ends at the first difference. How often a text occurs does not matter,
 #   only how many different ones there are.
 def check_parts_of(requests, expected):
-    seen = stable_first([dict(request) for request in requests])
+    seen = unchanging(stable_first)([dict(request) for request in requests])
     numbers = {name: len({request[name] for request in requests}) for name in expected}
     print("different texts:", numbers, "order:", seen)
     assert isinstance(seen, list | tuple), f"expected a list of names, saw {seen!r}"

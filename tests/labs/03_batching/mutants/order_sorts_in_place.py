@@ -5,7 +5,7 @@
 def queue_order(requests, now, aging):
     """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
     given, requests = requests, list(requests)
-    given.sort(key=lambda r: r['arrival'])
+    given.sort(key=lambda r: r["arrival"])
 
     def key(request):
         return request["priority"] - aging * (now - request["arrival"]), request["arrival"]

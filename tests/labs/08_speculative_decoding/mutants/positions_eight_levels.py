@@ -1,0 +1,10 @@
+# fault: positions grow for eight levels and then stay.
+# fails: check_positions
+
+# %% nbgrader={"grade_id": "tree_positions"}
+def tree_positions(parents, num_tokens):
+    """The position of each guess after a text of num_tokens tokens."""
+    positions = []
+    for parent in parents:
+        positions.append(num_tokens if parent < 0 else min(num_tokens + 8, positions[parent] + 1))
+    return positions
