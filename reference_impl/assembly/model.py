@@ -92,12 +92,22 @@ def load_model(
             linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
     check_sizes(config.whole, folder, files, packed=linear_method is not None)
-    model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    if rank is not None:
-        rank.divide_vocabulary(model)
-    if lacks_head(folder, config.tied_embeddings):
-        NoHead(model)
-    table, others = _table(model, folder), cache_scales(model)
+
+    def built(config: ModelConfig, device: torch.device | str) -> tuple[Decoder, dict[str, Destination]]:
+        model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
+        if rank is not None:
+            rank.divide_vocabulary(model)
+        if lacks_head(folder, config.tied_embeddings):
+            NoHead(model)
+        return model, _table(model, folder)
+
+    try:
+        model, table = built(config, device)
+    except ValueError as wrong:
+        if rank is None:
+            raise
+        raise rank.refusal(wrong, lambda part: built(part, "meta")) from None
+    others = cache_scales(model)
     if linear_method is not None:
         from reference_impl.assembly.stored_weights import spare_tensors
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
-from reference_impl.features.parallel.shares import RankShares, Share, shares_of
+from reference_impl.features.parallel.shares import RankShares, Share, expected, shares_of
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.loader import Cut, Destination, part_tensors
 from reference_impl.models.olmo2 import Olmo2Layer
@@ -179,11 +179,10 @@ def _check_edges(model: Decoder, linear: Linear, part: str, pieces: Pieces, each
             found = [pieces_of(linear, part, shares, whole.head_dim) for shares in shares_of(whole, size)]
             both = [inputs or outputs for inputs, outputs, _ in found]
             if all(_between_groups(edges, own, each, group) for own in both for edges in _edges(own, each)):
-                fit.append(str(size))
+                fit.append(size)
     raise ValueError(
         f"{linear.name}: a rank's features {wrong[0]} to {wrong[1]} of {sum(p.whole for p in pieces) * each} begin or "
-        f"end within a group of {group} that have one scale or one code. tensor_parallel_size: expected one of "
-        f"{', '.join(fit)}"
+        f"end within a group of {group} that have one scale or one code. {expected(fit)}"
     )
 
 

@@ -9,6 +9,7 @@ rank looks its own tokens up, with zeros for the others, and the sum has one row
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -20,7 +21,7 @@ from reference_impl.core.decoder import Decoder, DecoderLayer, Head
 from reference_impl.core.linear import Linear
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.features.parallel.loading import cut_table
-from reference_impl.features.parallel.shares import Share, shares_of
+from reference_impl.features.parallel.shares import Share, expected, shares_of
 from reference_impl.interfaces.collectives import Collectives
 from reference_impl.models.loader import Cut, Destination, NoHead
 from reference_impl.models.olmo2 import Olmo2Layer
@@ -39,9 +40,25 @@ class RankModel:
 
     def config_of(self, whole: ModelConfig) -> ModelConfig:
         """The config of this rank's model, with fewer heads and columns."""
-        self.everyone = shares_of(whole, self.collectives.size)
+        self.whole, self.everyone = whole, shares_of(whole, self.collectives.size)
         self.shares = self.everyone[self.collectives.rank]
         return self.shares.config_of(whole)
+
+    def refusal(
+        self, wrong: ValueError, built: Callable[[ModelConfig], tuple[Decoder, dict[str, Destination]]]
+    ) -> Exception:
+        """What to raise where this rank's model cannot be built: with the numbers of ranks that can be, if it is the
+        sizes of its part that are wrong. built: makes a model without memory, and its destinations."""
+        fit = []
+        for size in range(1, self.collectives.size + 1):
+            with suppress(ValueError):
+                for rank, shares in enumerate(shares_of(self.whole, size)):
+                    model, table = built(shares.config_of(self.whole))
+                    cut_table(model, shares, rank, table)
+                fit.append(size)
+        if not fit or self.collectives.size in fit:
+            return wrong
+        return ValueError(f"{wrong}. This is a rank's part; {expected(fit)}")
 
     def divide_vocabulary(self, model: Decoder) -> None:
         """Makes room for this rank's tokens only, in the embedding and the lm_head of a model without weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from reference_impl.core.model_config import ModelConfig
@@ -84,6 +84,11 @@ def columns(whole: int, size: int) -> list[Share]:
     if whole < size:
         raise ValueError(f"tensor_parallel_size: expected at most {whole}, the columns of an MLP, got {size}")
     return divided(whole, size, unit)
+
+
+def expected(fit: Sequence[int]) -> str:
+    """The end of an error: the numbers of ranks that fit."""
+    return f"tensor_parallel_size: expected {'one of ' * (len(fit) > 1)}{_listed(fit)}"
 
 
 def _listed(numbers: Iterable[int]) -> str:

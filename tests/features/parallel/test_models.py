@@ -135,7 +135,7 @@ def test_what_is_rounded_while_loading_keeps_the_numbers_of_one_process(
 def test_a_cut_through_a_group_is_refused_with_the_sizes_that_fit(save: Any) -> None:  # noqa: F811
     _, folder = save("llama2_mha", torch.float64, **{**WIDE, "num_key_value_heads": 4, "head_dim": 32})
     # 4 heads of 32 are one group of 128 inputs.
-    with pytest.raises(ValueError, match=r"o_proj: .* 0 to 64 of 128 .* group of 128 .*expected one of 1$"):
+    with pytest.raises(ValueError, match=r"o_proj: .* 0 to 64 of 128 .* group of 128 .*expected 1$"):
         ranks(folder, 2, quantization="int4")
 
 
@@ -191,8 +191,24 @@ def test_a_checkpoint_that_comes_quantized_is_divided(
 def test_blocks_with_one_scale_are_not_cut(written: Any) -> None:  # noqa: F811
     """160 columns are a block of 128, and one of 32: two ranks would have 96 and 64."""
     folder, _ = written(Scheme("e4m3", "block"))
-    with pytest.raises(ValueError, match=r"a rank's features 0 to 96 of 160 .* group of 128 .*expected one of 1$"):
+    with pytest.raises(ValueError, match=r"a rank's features 0 to 96 of 160 .* group of 128 .*expected 1$"):
         ranks(folder, 2)
+
+
+def test_a_part_too_small_for_its_layout_is_refused_with_the_numbers_that_fit(
+    written: Any,  # noqa: F811
+    save: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Said of 16 inputs, of which the model knows nothing: it has 128 of them."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1}
+    monkeypatch.setattr(test_stored_weights, "SIZES", test_stored_weights.SIZES | sizes | {"num_key_value_heads": 8})
+    folder, _ = written(Scheme("int4", "group", 32))
+    with pytest.raises(ValueError, match=r"128 x 16: groups of 32 .*rank's part; .*_size: expected one of 1, 2, 4$"):
+        ranks(folder, 8)
+    _, folder = save("llama_biases", **sizes, num_key_value_heads=8)
+    with pytest.raises(ValueError, match=r"multiple of 32, got one with 16: .*rank's part; .*_size: expected 1$"):
+        ranks(folder, 8, quantization="int4")
 
 
 def test_activations_that_are_rounded_by_token_are_refused(written: Any) -> None:  # noqa: F811
