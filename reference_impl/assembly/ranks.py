@@ -53,8 +53,8 @@ def ranked_engine(
     else:
         if not supported():
             raise ValueError(
-                f"tensor_parallel_size={size} on {platform.machine()}: expected x86-64, whose cores see what another "
-                "core wrote in its order: worker='threads' has ranks in this process"
+                f"tensor_parallel_size={size} on {platform.system()} {platform.machine()}: expected Linux on x86-64, "
+                "whose cores see what another core wrote in its order: worker='threads' has ranks in this process"
             )
         board = Board(size)
         makes = [partial(_rank_process, load, rank, size, board.path, seconds) for rank in range(size)]

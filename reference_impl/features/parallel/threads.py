@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 
 from torch import Tensor
@@ -19,6 +21,8 @@ class ThreadGroup:
         self.shown: list[list[tuple[str, Tensor] | None]] = [[None] * size, [None] * size]
         self.calls = [0] * size  # to how many each rank came
         self.barrier = threading.Barrier(size)
+        pairs = itertools.product(range(size), repeat=2)
+        self.messages = {pair: queue.SimpleQueue[Tensor]() for pair in pairs}  # by (from, to)
 
     def rank(self, rank: int) -> ThreadRank:
         return ThreadRank(rank, self)
@@ -31,7 +35,21 @@ class ThreadGroup:
 class ThreadRank(Meeting):
     def __init__(self, rank: int, group: ThreadGroup):
         super().__init__(rank, group.size)
-        self.group = group
+        self.group, self.num_sent = group, 0
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Leaves a copy for another rank; does not wait for it."""
+        self.num_sent += 1
+        self.num_bytes += x.nbytes
+        self.group.messages[self.rank, to].put(x.clone())
+
+    def recv(self, source: int) -> Tensor:
+        """The next tensor from that rank. CollectiveError where none comes in time."""
+        try:
+            return self.group.messages[source, self.rank].get(timeout=self.group.seconds)
+        except queue.Empty:
+            text = f"rank {self.rank}, recv of step {self.step}: rank {source} sent nothing in {self.group.seconds:g} s"
+            raise CollectiveError(text, [source]) from None
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         table = self.group.shown[self.num_calls % 2]
