@@ -207,7 +207,9 @@ def test_what_does_not_go_with_ranks_is_refused_by_name(options: dict[str, Any],
 
 def test_memory_is_shared_only_where_cores_see_writes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    with pytest.raises(ValueError, match=r"tensor_parallel_size=2 on \w+ arm64: expected Linux on x86-64, .* worker='threads'"):
+    with pytest.raises(
+        ValueError, match=r"tensor_parallel_size=2 on \w+ arm64: expected Linux on x86-64, .* worker='threads'"
+    ):
         ranked_engine(FOLDER, CONFIG)
     engine = ranked_engine(FOLDER, CONFIG, ranks="threads")
     assert serve(engine) == serve(Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40)))
