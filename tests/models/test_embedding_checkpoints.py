@@ -143,7 +143,7 @@ def test_it_says_so_also_where_the_planner_has_only_facts_of_the_model(
         engine.model = ModelFacts(read_config(folder), "torch.float32", "cpu")  # type: ignore[assignment]
         return engine
 
-    monkeypatch.setattr("reference_impl.assembly.llm._split", split)
+    monkeypatch.setattr("reference_impl.assembly.llm._elsewhere", split)
     generates_nothing(without_model(make_folder(**(SIZES | {"tie_word_embeddings": False}))))
 
 
