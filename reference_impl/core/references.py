@@ -92,8 +92,8 @@ class BlockReferences:
         return evicted
 
     def forget(self, blocks: Collection[BlockId]) -> None:
-        """Removes from the index these blocks, whoever holds them, and all that are in no use. A block
-        that is in use and is not one of these stays, with all before it."""
+        """Removes these blocks from the index, also those in use, and all others that are in no use. A block that is in
+        use and is not one of these stays, with all before it."""
         if self.index is None:
             return
         found = self.index.evict(len(self.indexed), lambda block: block in blocks or self.pool.ref_count(block) == 1)

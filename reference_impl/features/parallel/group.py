@@ -224,7 +224,7 @@ class RankThreads(RankGroup):
         if any(future.done() and future.exception() is not None for future in futures):
             self.group.end()
         errors = [error for future in futures if (error := future.exception()) is not None]
-        # The others only say that somebody did not come.
+        # A CollectiveError is what follows from another rank's error: that one is the cause.
         for error in sorted(errors, key=lambda error: isinstance(error, CollectiveError)):
             self.ended = self.ended or f"{type(error).__name__}: {error}"
             raise error

@@ -30,9 +30,9 @@ from reference_impl.models.quantization.methods import Fp8
 
 
 class RankModel:
-    """How a rank's model is made, on the way from its config to the moment when it computes. Used once.
+    """How a rank's model is made: `config_of`, `divide_vocabulary`, `cut` and `join`, in this order, once.
 
-    whole: the model's own config. ValueError where its heads, its columns or groups of its weights cannot be divided.
+    ValueError where the model's heads, its columns or groups of its weights cannot be divided.
     """
 
     def __init__(self, collectives: Collectives):

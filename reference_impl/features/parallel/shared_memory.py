@@ -1,8 +1,8 @@
 """Ranks as processes of one machine, which meet in memory that all of them map.
 
 Each rank has two places of PLACE bytes, which take turns. It writes a piece of its tensor into one, then a header, and
-then the number of the meeting: when that number stands there, others may read. Nobody needs to say that it has read: a
-rank that shows its next piece has, and a place is written again only at the meeting after that one.
+then the number of the meeting: when that number stands there, others may read. There is no second
+signal for "read": a rank that shows its next piece has read, and a place is written again only at the meeting after.
 
 The last number is written after all else. On x86-64 other cores see writes in this order; on other processors nothing
 here makes sure of it, so `supported` says no.
@@ -74,7 +74,7 @@ class Board:
         return 8 * self._num_words + self.size * 2 * PLACE
 
     def close_path(self) -> None:
-        """Nobody finds the memory any more; whoever has it keeps it. Idempotent."""
+        """Removes the path; a process that has mapped the memory keeps it. Idempotent."""
         if self._number is not None:
             os.close(self._number)
         self._number = None

@@ -58,7 +58,7 @@ def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[tuple[Shar
         return [(Share(num_heads, group * s.start, group * s.length), s) for s in shares]
     copies = size // num_kv_heads
     if size % num_kv_heads or copies > group:
-        fit = [n for n in range(1, num_heads + 1) if n <= num_kv_heads or (n % num_kv_heads == 0 and n <= num_heads)]
+        fit = [n for n in range(1, num_heads + 1) if n <= num_kv_heads or n % num_kv_heads == 0]
         raise ValueError(
             f"tensor_parallel_size: expected a number of ranks among which {num_heads} query heads and {num_kv_heads} "
             f"KV heads can be divided ({_listed(fit)}), got {size}"

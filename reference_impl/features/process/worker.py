@@ -64,7 +64,7 @@ class WorkerProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """The number of the socket that its answers come from, for whoever waits for several workers."""
+        """The number of the socket that its answers come from, so that several workers can be waited for at once."""
         return self._connection.fileno()
 
     @property
