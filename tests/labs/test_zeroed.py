@@ -12,15 +12,10 @@ import pytest
 from tests.labs.turns import SOURCES
 from tests.warm import Warm
 
-NOT_TRIED_YET = {  # only shrinks
-    "08_speculative_decoding",
-}
-TRIED = [source for source in SOURCES if source.parent.name not in NOT_TRIED_YET]
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("source", TRIED, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 def test_no_check_passes_whose_function_zeroed_the_tensors_it_was_given(source: Path, warm: Warm) -> None:
     done = warm.run(("-m", "tests.labs.zeroed", str(source)), os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
