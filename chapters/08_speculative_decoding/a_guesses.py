@@ -67,8 +67,9 @@ h100 = Deployment(shape_of("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A prompt holds four versions of a function, and the model goes on with the next one: most of what it writes stands in
-# the prompt already. It writes 64 tokens, greedy. Decoding takes 64 steps, the first of which computes the prompt.
+# A prompt holds four versions of a function, and the model goes on: a part of what it writes stands in the prompt
+# already, and it repeats itself. It writes 64 tokens, greedy. Decoding takes 64 steps, the first of which computes the
+# prompt.
 #
 # Now each step gets up to four guesses of what comes next, copied from earlier in the text. **How many steps does the
 # same text take?**
@@ -292,8 +293,8 @@ for kind in ("repeats", "code"):
 widgets.table(rows, ["text", *(f"guess {i}" for i in range(1, 5)), "all guesses", "tokens of a row with guesses"])
 
 # %% [markdown] name="measure-engine-reading"
-# A later guess is mostly kept *more* often here, once those before it were right: the copy is then in the middle of
-# something that repeats. Where nothing was found there was no guess, and nothing more to compute.
+# Once those before it were right, the last guess is kept more often here than the first: the copy is then in the middle
+# of something that repeats. Where nothing was found there was no guess, and nothing more to compute.
 
 # %% [markdown] name="measure-v-text"
 # ### What a step with guesses takes on this machine

@@ -320,7 +320,7 @@ widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 # ## 5. Measure and explain
 #
 # Acceptance at a position is Σ min(p, q) = 1 − TV(p, q): it can be *computed* from the two models, without drawing
-# anything. A text of the target's own, 200 tokens, and both models over it. First by **temperature**: *does a higher one
+# anything. Four texts of the target's own, 200 tokens each, and both models over them. First by **temperature**: *does a higher one
 # raise or lower it? From 0.2 to 1.0, by how many points?*
 
 # %% name="measure-predict"
@@ -461,6 +461,6 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="exact"))
 # - Temperature and filters belong to p (and to q, so that guesses are good). Greedy: keep the argmax.
 # - A guess that was not drawn has q = 1: kept with p(x), else p without x.
 # - A seeded text is kept by coupling: the position's own random number for both; a guess is kept if it is the token
-#   drawn. The same text for every k, and fewer guesses kept than by rejection.
+#   drawn. The same text for every k, and as many guesses kept as by rejection or fewer.
 # - An error lives for at most k tokens: no drift. Acceptance follows predictability, domain and sampling,
 #   and falls in contexts longer than the drafter was trained for.

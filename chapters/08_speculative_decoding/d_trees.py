@@ -395,7 +395,7 @@ widgets.reveal("08d-shape", best[1])
 widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess", "5 % a guess"])
 
 # %% [markdown] name="measure-shapes-reading"
-# Width pays slowly: doubling it doubles the tokens to verify, and what is kept grows far less. So trees are for small batches, where
+# Width pays slowly: doubling that of a level doubles its guesses and all below them, and what is kept grows far less. So trees are for small batches, where
 # a step has room. EAGLE-2 makes the tree deep where the head is sure and wide where it is not: it expands the guesses with the
 # largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
 # engine that is `draft_tree="dynamic"`, the last row of the table in section 4.
@@ -637,7 +637,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="trees"))
 #
 # - Tree: alternatives are verified in one pass. Mask: the text and the guess's own path. Position: depth. Kept: the path
 #   of the target's own tokens. The kept path's keys and values have to move to their positions' slots.
-# - Each doubling of the width doubles the tokens to verify, and what is kept grows far less: for small batches.
+# - Doubling the width of a level doubles its guesses and all below them, and what is kept grows far less: for small batches.
 # - Medusa: heads on the last hidden state, all at once. MTP: parallel heads, or sequential modules that keep the chain.
 # - Lookahead: Jacobi window, pool of n-grams, verification, in one pass. Prompt lookup: a copy. Not the same.
 # - k guesses in one pass cost c once; what they lose is that none depends on another.

@@ -325,7 +325,7 @@ words = "; ".join(f"{name} " + ", ".join(f"{found[b]:.2f}" for b in BATCHES) for
 show(fig, f"Speed-up over the batch on this machine, k = 4, text that repeats, at batch 1, 4 and 16: {words}.")
 
 # %% [markdown] name="measure-gap"
-# Both follow v(4): where it grows with the batch in your run, both fall, and where it does not, they need not. What the prediction leaves out: other requests have other
+# Both depend on v(4), which need not grow with the batch in your run. What the prediction leaves out: other requests have other
 # acceptances than the first, a step waits for its longest row, and near the end fewer requests are left than the batch
 # began with (a smaller batch mostly has a smaller v). On a machine that does other work, all of these are times with noise.
 #
@@ -387,7 +387,7 @@ print(
 widgets.table(rows, ["k", "guesses kept", "tokens a step", "v", "c", "by formula, decoding", "measured, whole run"])
 
 # %% [markdown] name="exercise-reading"
-# The draft costs more than its bytes say, three times as much in the run that we took: on a CPU, and for models this small
+# The draft costs more than its bytes say, between a fifth more and three times as much in the runs that we took: on a CPU, and for models this small
 # on a GPU too, a pass has fixed costs (launches, Python, layout of a batch), and the draft also computes the text's own tokens. One guess a step gains only where
 # its tokens are more than v(1) + c: the line above the table has both. On a large machine by formula, an 8B for a 70B on four
 # H100 (the draft reads with one GPU's bandwidth, the target with that of four, so c is not the ratio of the sizes):
