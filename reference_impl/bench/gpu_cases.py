@@ -262,7 +262,7 @@ def prefill(bench: Bench, name: str, count: int, length: int) -> Iterator[Row]:
 def limits(bench: Bench) -> Iterator[Row]:
     """Measures what this machine does at best, as in the bench of kernels; all other limits are counted from this."""
     bench.stamp = harness.stamp() | harness.gpu_state()
-    bench.raw_limits = kernels.limits(bench, kernels.timer_of(bench))
+    bench.raw_limits = kernels.limits(bench)
     for metric, name, unit in zip(LIMIT_ROWS, ("copy", "16 bits", "fp8"), ("TB/s", *["TFLOP/s"] * 2), strict=False):
         value = bench.raw_limits[name] * 1e-12
         yield Row(metric, unit, harness.spread([value])) if value else Row(metric, problem="torch has none here")
@@ -275,15 +275,20 @@ def limits(bench: Bench) -> Iterator[Row]:
 def launch_gap(bench: Bench) -> list[float]:
     """Seconds from the start of one kernel that does almost nothing to the next, in a graph of many."""
     x = torch.zeros(1, device=bench.device)
-    if bench.device.type != "cuda":
-        return harness.interleave({"one": lambda: x.add_(1)}, 3)["one"]
-    x.add_(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def launch() -> None:
         for _ in range(GRAPH_KERNELS):
             x.add_(1)
-    return [seconds / GRAPH_KERNELS for seconds in kernels.OnGpu(5)({"graph": graph.replay}, False)["graph"]]
+
+    run = launch
+    if bench.device.type == "cuda":
+        x.add_(1)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+        run = graph.replay
+    return [seconds / GRAPH_KERNELS for seconds in kernels.timed({"launches": run}, bench, rounds=5)[0]["launches"]]
 
 
 def kernels_with_goals(bench: Bench) -> Iterator[Row]:
@@ -300,13 +305,15 @@ def every_kernel(bench: Bench) -> Iterator[Row]:
 def kernel_rows(bench: Bench, cases: Sequence[kernels.Case], count: int, seconds: float) -> Iterator[Row]:
     """Measures the first `count` kernels one after another, while there is time; each has `seconds` at most."""
     place = kernels.Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
-    timer = kernels.timer_of(place)
     for number, case in enumerate(cases):
         if bench.left < 5 or number >= count:
-            yield kernels.unmeasured(case, "left out: `bench kernels` has them all, with more --seconds")
+            yield case.row("left out: `bench kernels` has them all, with more --seconds")
             continue
         deadline = min(bench.deadline, time.monotonic() + seconds)
-        yield kernels.row_of(case, place, timer, bench.raw_limits, deadline)
+        try:
+            yield kernels.measure(case, place, bench.raw_limits, deadline)
+        except Exception as error:  # what stops one kernel must not hide the others
+            yield case.row(kernels.said(error))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,15 @@ COLUMNS = "| metric | ours | best peer | limit | % of limit | goal |\n|---|---|-
 
 
 @dataclass(frozen=True)
+class Goal:
+    """A goal from the project's list, and what would be more than it."""
+
+    value: float
+    unit: str
+    stretch: float | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """A row. ours: median, min, max, runs, in `unit`. limit: the most of any program, by the limits measured in this
     run.

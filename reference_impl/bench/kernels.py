@@ -10,25 +10,29 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference_impl.bench import harness
-from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.gpu_rows import Goal, Row
 from reference_impl.kernels import reference
 
 PAUSE = 4_000_000  # clocks of the GPU: two milliseconds
 ROUNDS = 15
 METRIC = "kernel: {}"  # in the table of `bench gpu`
-COMPILING_SECONDS = 40.0  # what a peer that compiles may need; with less time left it is left out
-
-Cast = Callable[[Any], Any]
+COMPILES = "torch.compile"  # the peer that compiles: a dry run leaves it out
+COMPILING_SECONDS = 40.0  # what it may need; with less time left it is left out, too
 BLOCK_SIZE = 16
 INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
+
+Run = Callable[[], Any]
+Peers = Mapping[str, Callable[[], Run]]  # name -> what prepares it (compiles, packs), and gives what is timed
+Cast = Callable[[Any], Any]
 
 
 @dataclass
@@ -47,18 +51,6 @@ class Place:
         return torch.randn(shape, device=self.device, dtype=self.dtype) * scale
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another way to compute it. prepare() gives what is timed; its own work (compilation, a custom layout) is not."""
-
-    prepare: Callable[[], Callable[[], Any]]
-    compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out
-
-
-def tensors(found: Any) -> list[Tensor]:
-    return [found] if isinstance(found, Tensor) else list(found)
-
-
 def flat(found: Any) -> Tensor:
     return found if isinstance(found, Tensor) else torch.cat([t.flatten() for t in found])
 
@@ -68,11 +60,12 @@ class Work:
     """The work of a case. ours: the kernel. expected: the same with plain torch, from tensors given to `cast`; `part`
     takes from results what is compared.
 
+    peers: other ways to compute it.
     given: tensors that must be read once, while the result must be written once; moved: their bytes, where it is not
     so. precision: that of `flops`. cold: flush the L2 before each run, as between two layers of a decoding step.
     """
 
-    ours: Callable[[], Any]
+    ours: Run
     expected: Callable[[Cast], Any]
     given: tuple[Tensor, ...] = ()
     moved: float | None = None
@@ -80,25 +73,25 @@ class Work:
     precision: str = "16 bits"
     cold: bool = False
     part: Callable[[Any], Tensor] = flat
-    peers: dict[str, Peer] = field(default_factory=dict)
+    peers: Peers = field(default_factory=dict)
 
     def bytes_moved(self, result: Any) -> float:
-        return bytes_of(*self.given, *tensors(result)) if self.moved is None else self.moved
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A goal from the project's list. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
-
-    value: float
-    unit: str
+        written = (result,) if isinstance(result, Tensor) else result
+        return bytes_of(*self.given, *written) if self.moved is None else self.moved
 
 
 @dataclass(frozen=True)
 class Case:
+    """A kernel. goal: in "% of limit", in "TFLOP/s", or as "x PEER": times as fast as that peer."""
+
     name: str
     make: Callable[[Place], Work]
     goal: Goal | None = None
+
+    def row(self, problem: str = "") -> Row:
+        """The case's line without a figure: why there is none, and the goal."""
+        value, unit = (self.goal.value, self.goal.unit) if self.goal else (None, "")
+        return Row(METRIC.format(self.name), problem=problem, goal=value, goal_unit=unit)
 
 
 def as_is(value: Any) -> Any:
@@ -131,173 +124,137 @@ def kernel(name: str, module: str = "") -> Any:
     return getattr(importlib.import_module(f"reference_impl.kernels.{module or name}"), name)
 
 
-def twins(name: str, *given: Any, module: str = "", options: dict[str, Any] | None = None, **fields: Any) -> Work:
+def twins(name: str, *given: Any, module: str = "", options: Mapping[str, Any] | None = None, **fields: Any) -> Work:
     """A kernel and the reference of the same name, given the same. fields: the others of `Work`."""
-    ours, theirs, named = kernel(name, module), getattr(reference, name), options or {}
+    theirs, named = getattr(reference, name), options or {}
     return Work(
-        lambda: ours(*given, **named),
+        partial(kernel(name, module), *given, **named),
         lambda cast: theirs(*map(cast, given), **{key: cast(value) for key, value in named.items()}),
-        tuple(value for value in (*given, *named.values()) if isinstance(value, Tensor)), **fields,
-    )  # fmt: skip
+        tuple(value for value in (*given, *named.values()) if isinstance(value, Tensor)),
+        **fields,
+    )
 
 
 def bytes_of(*tensors: Tensor) -> float:
     return float(sum(t.numel() * t.element_size() for t in tensors))
 
 
-class OnGpu:
-    """Times runs in turns, with CUDA events."""
+def timed(
+    runs: Mapping[str, Run], place: Place, cold: bool = False, rounds: int = ROUNDS
+) -> tuple[dict[str, list[float]], list[str]]:
+    """(seconds of each run in each round, by CUDA events; runs that the host launched too late, after the pause).
 
-    def __init__(self, rounds: int):
-        self.rounds, self.late = rounds, set[str]()  # what was not launched within the pause
-        self.flushed = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")  # several times an L2
-
-    def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
-        """Seconds of each run in each round; the first two rounds warm up and do not count."""
-        events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in runs}
-        names, self.late = list(runs), set()
-        for turn in range(self.rounds + 2):
-            for name in harness.rotated(names, turn):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                if cold:
-                    # Read after the write: otherwise the run would have to write dirty lines back first.
-                    self.flushed.zero_().view(torch.int32).amax()
-                torch.cuda._sleep(PAUSE)
-                start.record()
-                runs[name]()
-                end.record()
-                if turn > 1:
-                    events[name].append((start, end))
-                    if start.query():
-                        self.late.add(name)
-            torch.cuda.synchronize()
-        return {name: [a.elapsed_time(b) / 1e3 for a, b in pairs] for name, pairs in events.items()}
-
-
-class OnCpu:
-    """The timer of a dry run: everything once, by wall-clock time. The figures mean nothing."""
-
-    late: frozenset[str] = frozenset()
-
-    def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
-        seconds = {}
+    The first two rounds warm up and do not count. A dry run does everything once, by wall-clock time.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    if place.tiny:
         for name, run in runs.items():
             began = time.perf_counter()
             run()
-            seconds[name] = [time.perf_counter() - began]
-        return seconds
+            seconds[name].append(time.perf_counter() - began)
+        return seconds, []
+    late, flushed = set[str](), torch.empty(256 * 2**20, dtype=INT8, device="cuda")  # several times an L2
+    for turn in range(rounds + 2):
+        events: dict[str, tuple[Any, Any]] = {}
+        for name in harness.rotated(list(runs), turn):
+            start, end = events[name] = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            if cold:  # read after the write: otherwise the run would have to write dirty lines back first
+                flushed.zero_().view(torch.int32).amax()
+            torch.cuda._sleep(PAUSE)
+            start.record()
+            runs[name]()
+            end.record()
+            if turn > 1 and start.query():
+                late.add(name)
+        torch.cuda.synchronize()
+        for name, (start, end) in events.items():
+            seconds[name] += [start.elapsed_time(end) / 1e3] * (turn > 1)
+    return seconds, sorted(late)
 
 
-Timer = OnGpu | OnCpu
-
-
-def timer_of(place: Place) -> Timer:
-    return OnCpu() if place.tiny else OnGpu(ROUNDS)
-
-
-def limits(place: Place, timer: Timer) -> dict[str, float]:
+def limits(place: Place) -> dict[str, float]:
     """byte/s of copying (read and written), FLOP/s of a large product in 16 bits and in FP8 (0: torch cannot), and the
     seconds that two events see with nothing between them: every figure contains them."""
-    source = torch.ones(place.pick(2**30, 2**16), dtype=torch.int8, device=place.device)
-    target, n = torch.empty_like(source), place.pick(8192, 64)
-    a, b = place.randn(n, n), place.randn(n, n)
-    codes, one = a.to(torch.float8_e4m3fn), torch.ones((), device=place.device)
-    runs: dict[str, Callable[[], Any]] = {
-        "nothing": lambda: None, "copy": lambda: target.copy_(source), "16 bits": lambda: a @ b,
-    }  # fmt: skip
+    n, source = place.pick(8192, 64), torch.ones(place.pick(2**30, 2**16), dtype=INT8, device=place.device)
+    target, a, b = torch.empty_like(source), place.randn(n, n), place.randn(n, n)
+    codes, one = a.to(FP8), torch.ones((), device=place.device)
+    in_fp8 = partial(torch._scaled_mm, codes, codes.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    runs: dict[str, Run] = {
+        "nothing": lambda: None,
+        "copy": lambda: target.copy_(source),
+        "16 bits": lambda: a @ b,
+        "fp8": in_fp8,
+    }
     work = {"copy": 2.0 * source.numel(), "16 bits": 2.0 * n**3, "fp8": 2.0 * n**3}
-    found = {"fp8": 0.0}
     try:
-        fp8 = lambda: torch._scaled_mm(  # noqa: E731
-            codes, codes.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-        fp8()
-        runs["fp8"] = fp8
+        in_fp8()
     except Exception as error:  # an older GPU, say; the limit of such a case is then that of 16 bits
         print(f"torch has no product in FP8 here: {said(error)}")
-    seconds = {name: statistics.median(values) for name, values in timer(runs, False).items()}
-    return found | {"nothing": seconds.pop("nothing")} | {name: work[name] / s for name, s in seconds.items()}
+        del runs["fp8"]
+    seconds = {name: statistics.median(values) for name, values in timed(runs, place)[0].items()}
+    nothing = seconds.pop("nothing")
+    return {"fp8": 0.0, "nothing": nothing} | {name: work[name] / s for name, s in seconds.items()}
 
 
-def measure(case: Case, place: Place, timer: Timer, limit: dict[str, float], deadline: float) -> dict[str, Any]:
+def measure(case: Case, place: Place, limit: Mapping[str, float], deadline: float) -> Row:
+    """The case's line, in µs, with all that was measured as its detail; a goal stays in the unit that the case says.
+    Raises ValueError for a wrong result, which is not timed."""
+    torch.manual_seed(0)
     work = case.make(place)
     found = work.ours()
     if problem := wrong(work, found):
-        return {"error": f"not timed: the result {problem}"}
-    runs, errors = {"ours": work.ours}, {}
-    for name, peer in work.peers.items():
-        if peer.compiles and (place.tiny or deadline - time.monotonic() < COMPILING_SECONDS):
-            errors[name] = "left out: a dry run compiles nothing" if place.tiny else "left out: no time to compile"
-            continue
-        try:
-            runs[name] = peer.prepare()
-            theirs, mine = (work.part(r).double() for r in (runs[name](), found))
-            if float((theirs - mine).abs().max()) > 0.1 * float(mine.abs().max()):
-                raise ValueError("it computes something else")
-        except Exception as error:
-            runs.pop(name, None)
-            errors[name] = said(error)
-    seconds = timer(runs, work.cold)
-    matrix = limit[work.precision] or limit["16 bits"]
-    moved = work.bytes_moved(found)
+        raise ValueError(f"not timed: the result {problem}")
+    peers, errors = _peers(work, found, place, deadline)
+    seconds, late = timed({"ours": work.ours} | peers, place, work.cold)
+    spreads = {name: harness.spread(values) for name, values in seconds.items()}
+    others = {name: spread["median"] for name, spread in spreads.items()}
+    ours, matrix = others.pop("ours"), limit[work.precision] or limit["16 bits"]
+    moved, best = work.bytes_moved(found), min(others, key=others.__getitem__, default=None)
     least = max(moved / limit["copy"], work.flops / matrix)
-    ours = statistics.median(seconds["ours"])
-    entry: dict[str, Any] = {
-        "seconds": {name: harness.spread(values) for name, values in seconds.items()},
+    detail: dict[str, Any] = {
+        "seconds": spreads,
         "peer_errors": errors,
-        "late": sorted(timer.late),
+        "late": late,
         "limit_seconds": least,
         "limited_by": "memory" if least * matrix > work.flops else "matrix",
         "percent_of_limit": 100 * least / ours,
         "bytes_per_second": moved / ours,
         "flops_per_second": work.flops / ours,
     }
-    if others := {name: statistics.median(values) for name, values in seconds.items() if name != "ours"}:
-        best = min(others, key=others.__getitem__)
-        entry |= {"best_peer": best, "times_as_fast": harness.ratio(seconds[best], seconds["ours"])}
+    row = replace(case.row(), unit="µs", limit=1e6 * least, less_is_better=True, detail=detail)
+    if best is not None:
+        detail |= {"best_peer": best, "times_as_fast": harness.ratio(seconds[best], seconds["ours"])}
+        row = replace(row, peer=(best, 1e6 * others[best]))
     if case.goal is not None:
-        reached = _reached(case.goal, entry, others)
-        entry["goal"] = {"value": case.goal.value, "unit": case.goal.unit, "reached": reached}
-    return entry
+        reached = {"% of limit": 100 * least / ours, "TFLOP/s": work.flops / ours / 1e12}
+        reached |= {f"x {name}": theirs / ours for name, theirs in others.items()}
+        detail["goal"] = {"value": row.goal, "unit": row.goal_unit, "reached": reached.get(row.goal_unit)}
+        if row.goal_unit in reached:  # not where the peer that it names did not run
+            row = replace(row, note=f"reached {reached[row.goal_unit]:.3g}")
+    return replace(row, ours=harness.spread([1e6 * s for s in seconds["ours"]]))
 
 
-def _reached(goal: Goal, entry: dict[str, Any], others: dict[str, float]) -> float | None:
-    """What was reached, in the goal's unit; None if the peer that it names did not run."""
-    if goal.unit == "% of limit":
-        return float(entry["percent_of_limit"])
-    if goal.unit == "TFLOP/s":
-        return float(entry["flops_per_second"]) / 1e12
-    peer = others.get(goal.unit.removeprefix("x "))
-    return None if peer is None else peer / float(entry["seconds"]["ours"]["median"])
+def _peers(work: Work, found: Any, place: Place, deadline: float) -> tuple[dict[str, Run], dict[str, str]]:
+    """(peers that compute what we found, why each of the others does not run)."""
+    runs, errors = dict[str, Run](), dict[str, str]()
+    for name, prepare in work.peers.items():
+        if name == COMPILES and (place.tiny or deadline - time.monotonic() < COMPILING_SECONDS):
+            errors[name] = "left out: a dry run compiles nothing" if place.tiny else "left out: no time to compile"
+            continue
+        try:
+            run = prepare()
+            theirs, mine = (work.part(result).double() for result in (run(), found))
+            if float((theirs - mine).abs().max()) > 0.1 * float(mine.abs().max()):
+                raise ValueError("it computes something else")
+            runs[name] = run
+        except Exception as error:
+            errors[name] = said(error)
+    return runs, errors
 
 
 def said(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:300]
-
-
-def row_of(case: Case, place: Place, timer: Timer, limit: dict[str, float], deadline: float) -> Row:
-    """Measures a case, as a line of the table, in µs; a goal stays in the unit that the case says."""
-    torch.manual_seed(0)
-    try:
-        found = measure(case, place, timer, limit, deadline)
-    except Exception as error:  # what stops one case must not hide the others
-        found = {"error": said(error)}
-    if "error" in found:
-        return unmeasured(case, found["error"])
-    best, reached = found.get("best_peer"), found.get("goal", {}).get("reached")
-    return replace(
-        unmeasured(case, ""), unit="µs", limit=1e6 * found["limit_seconds"], less_is_better=True, detail=found,
-        ours={key: value if key == "runs" else 1e6 * value for key, value in found["seconds"]["ours"].items()},
-        peer=None if best is None else (best, 1e6 * found["seconds"][best]["median"]),
-        note="" if reached is None else f"reached {reached:.3g}",
-    )  # fmt: skip
-
-
-def unmeasured(case: Case, problem: str) -> Row:
-    """The case's line without a figure: why there is none, and the goal."""
-    goal, unit = (case.goal.value, case.goal.unit) if case.goal else (None, "")
-    return Row(METRIC.format(case.name), problem=problem, goal=goal, goal_unit=unit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

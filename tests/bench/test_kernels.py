@@ -18,8 +18,9 @@ import reference_impl
 from reference_impl.bench import gpu_cases, gpu_rows
 from reference_impl.bench import kernels as bench
 from reference_impl.bench.gpu_engines import Bench
+from reference_impl.bench.gpu_rows import Goal
 from reference_impl.bench.kernel_cases import CASES
-from reference_impl.bench.kernels import Case, Goal, Peer, Place, Work
+from reference_impl.bench.kernels import Case, Place, Work
 
 OWN = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 PACKAGE = Path(reference_impl.__file__).parent
@@ -92,19 +93,13 @@ def test_a_name_that_no_case_has_is_refused(bench_in_a_bare_process: Any) -> Non
 class Clock:
     """A timer that runs nothing and knows how long everything takes."""
 
-    late = frozenset({"slow host"})
-
     def __init__(self, **seconds: float):
         self.seconds = seconds
         self.asked: list[set[str]] = []
 
-    def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
+    def __call__(self, runs: dict[str, Any], place: Place, cold: bool) -> tuple[dict[str, list[float]], list[str]]:
         self.asked.append(set(runs))
-        return {name: [self.seconds[name]] * 3 for name in runs}
-
-
-def row(case: Case, clock: Clock) -> gpu_rows.Row:
-    return bench.row_of(case, TINY, clock, LIMITS, float("inf"))  # type: ignore[arg-type]
+        return {name: [self.seconds[name]] * 3 for name in runs}, ["slow host"]
 
 
 X = torch.arange(6.0)
@@ -115,46 +110,49 @@ def work(ours: torch.Tensor = X * 2, **fields: Any) -> Work:
     return Work(ours=lambda: ours, expected=lambda cast: cast(X) * 2, moved=1e6, **fields)
 
 
-def measured(case: Case, clock: Clock) -> dict[str, Any]:
-    return bench.measure(case, TINY, clock, LIMITS, deadline=float("inf"))  # type: ignore[arg-type]
+def measured(case: Case, clock: Clock) -> gpu_rows.Row:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "timed", clock)
+        return bench.measure(case, TINY, LIMITS, deadline=float("inf"))
 
 
 def test_a_wrong_kernel_is_not_timed() -> None:
     clock = Clock(ours=1.0)
     for result in (X * 2 + torch.tensor([0, 0, 0, 0, 0, 1e-4]), X[:5] * 2, X * torch.nan):
-        entry = measured(Case("wrong", lambda place, result=result: work(result)), clock)
-        assert entry["error"].startswith("not timed: the result has")
+        with pytest.raises(ValueError, match="not timed: the result has"):
+            measured(Case("wrong", lambda place, result=result: work(result)), clock)
     assert clock.asked == []
-    assert "error" not in measured(Case("right", lambda place: work()), clock)
+    assert measured(Case("right", lambda place: work()), clock).ours
 
 
 def test_a_token_that_differs_is_wrong() -> None:
     tokens = torch.tensor([5, 7])
     sampled = Work(ours=lambda: tokens + torch.tensor([0, 1]), expected=lambda cast: tokens, moved=1.0)
-    assert "differs in 1 of 2" in measured(Case("tokens", lambda place: sampled), Clock())["error"]
+    with pytest.raises(ValueError, match="differs in 1 of 2"):
+        measured(Case("tokens", lambda place: sampled), Clock())
 
 
 def test_peers_that_fail_or_compute_something_else_are_named_and_the_rest_is_timed() -> None:
     def broken() -> Any:
         raise RuntimeError("no such kernel\nwith a long story")
 
-    peers = {
-        "good": Peer(lambda: lambda: X * 2),
-        "broken": Peer(broken),
-        "breaks when run": Peer(lambda: broken),
-        "something else": Peer(lambda: lambda: X * 3),
-        "compiles": Peer(lambda: lambda: X * 2, compiles=True),
+    peers: bench.Peers = {
+        "good": lambda: lambda: X * 2,
+        "broken": broken,
+        "breaks when run": lambda: broken,
+        "something else": lambda: lambda: X * 3,
+        "torch.compile": lambda: lambda: X * 2,
     }
     clock = Clock(ours=2e-6, good=3e-6)
-    entry = measured(Case("c", lambda place: work(peers=peers)), clock)
+    row = measured(Case("c", lambda place: work(peers=peers)), clock)
     assert clock.asked == [{"ours", "good"}]
-    assert entry["peer_errors"] == {
+    assert row.detail["peer_errors"] == {
         "broken": "RuntimeError: no such kernel",
         "breaks when run": "RuntimeError: no such kernel",
         "something else": "ValueError: it computes something else",
-        "compiles": "left out: a dry run compiles nothing",
+        "torch.compile": "left out: a dry run compiles nothing",
     }
-    [note] = gpu_rows.notes([row(Case("c", lambda place: work(peers=peers)), clock)])
+    [note] = gpu_rows.notes([row])
     assert note.startswith("- kernel: c: broken did not run: RuntimeError: no such kernel; ")
     assert note.endswith("slow host: with the host's time, longer than the pause")
 
@@ -170,15 +168,16 @@ def test_peers_that_fail_or_compute_something_else_are_named_and_the_rest_is_tim
 )
 def test_limit_goal_and_best_peer(goal: Goal, reached: float | None) -> None:
     """4 µs; memory allows 1 µs and the matrix units 0.2 µs (FP8 could not be measured: as 16 bits)."""
-    peers = {name: Peer(lambda: lambda: X * 2) for name in ("slow", "fast")}
+    peers: bench.Peers = {name: lambda: lambda: X * 2 for name in ("slow", "fast")}
     case = Case("c", lambda place: work(flops=2e7, precision="fp8", peers=peers), goal)
-    entry = measured(case, Clock(ours=4e-6, slow=40e-6, fast=2e-6))
+    row = measured(case, Clock(ours=4e-6, slow=40e-6, fast=2e-6))
+    entry = row.detail
     assert entry["limited_by"] == "memory"
     assert entry["limit_seconds"] == pytest.approx(1e-6)
     assert entry["percent_of_limit"] == pytest.approx(25)
     assert (entry["best_peer"], entry["times_as_fast"]["median"]) == ("fast", pytest.approx(0.5))
     assert entry["goal"]["reached"] == (None if reached is None else pytest.approx(reached))
-    cells = gpu_rows.cells(row(case, Clock(ours=4e-6, slow=40e-6, fast=2e-6)))
+    cells = gpu_rows.cells(row)
     assert cells[:5] == ["kernel: c", "4 µs (4-4)", "fast 2", "1", "25 %"]
     assert cells[5] == f"{goal.value:g} {goal.unit}" + ("" if reached is None else f" (reached {reached:g})")
     assert entry["bytes_per_second"] == pytest.approx(0.25e12)
