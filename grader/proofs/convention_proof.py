@@ -1,14 +1,15 @@
 """The proof of a lab's conventions: with each option the private reference passes, a public solution loses its points.
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py             each option alone
-    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --together  in as few draws as hold all
-    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --sample X  in one of these, drawn by X
-    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache     and all cases
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --sample X  a draw of options, drawn by X
 
-Every case runs directly and, with neither of these, through the examiner, as in `proof.py`. With a folder, its variants
-and mutants are tried too, with options that are drawn together. A cell of theirs that an option changes takes the same
-replacements. Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are
-named. What is left out is proven for the public form only.
+Each option runs alone, directly; then draws that hold every option between them, through the examiner, too.
+
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache
+
+The folder's variants and mutants, each in one of these draws, by turns, directly. A cell of theirs that an option
+changes takes the same replacements. Where they do not fit its text, the next draw is tried; where none does, a variant
+takes the reference's cell and a mutant is left out; both are named. That is proven for the public form only.
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache --values
 
@@ -19,10 +20,9 @@ have its form and another value, fail the checks they say and no other.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -118,46 +118,56 @@ def covering(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ...]]:
         yield tuple(c.options[number % len(c.options)] for c in conventions)
 
 
-def prove_options(
-    source: Path, options: tuple[Option, ...], launcher: Launcher | None, folder: Path | None = None
-) -> Proof:
-    """Prove a lab with these options: reference, stub and public solution, and the cases of `folder` if given.
-
-    Without a launcher directly only.
-    """
+def prove_options(source: Path, options: tuple[Option, ...], launcher: Launcher | None) -> Proof:
+    """Stub, reference and public solution of a lab with these options; without a launcher directly only."""
     lab, public = private_lab(source, options), private_lab(source, ())
     proof, solved = Proof(options), {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
-    found = list(_fitting(cases(lab, folder), lab, proof)) if folder else []
-    if not folder:
-        checks = frozenset(cell.grade_id for cell in lab.of_kind("check"))
-        found = [Case("stub", "stub", Submission(), checks), Case("reference", "reference", Submission(solved))]
+    checks = frozenset(cell.grade_id for cell in lab.of_kind("check"))
     copied = Submission({cell.grade_id: cell.source for cell in public.of_kind("solution")})
-    found.append(Case("solution", "public", copied, frozenset().union(*(option.fails for option in options))))
     prepare(lab, SECRET)  # imports what the forks need, and loads its model, once for all
-    for case in found:
+    for case in (
+        Case("stub", "stub", Submission(), checks),
+        Case("reference", "reference", Submission(solved)),
+        Case("solution", "public", copied, frozenset().union(*(option.fails for option in options))),
+    ):
         _run(lab, case, launcher, proof)
     return proof
 
 
-def _fitting(found: list[Case], lab: Lab, proof: Proof) -> Iterator[Case]:
-    """The cases with the options' replacements in the cells that they bring along.
-
-    Where one does not fit, a variant gets the reference's cell, and a mutant, whose fault may be there, is left out.
-    """
-    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
-    for case in found:
-        answers, misfits = dict(case.submission.answers), []
-        for grade_id, text in answers.items():
-            if text != solved.get(grade_id):
-                try:
-                    answers[grade_id] = applied_where_touched(grade_id, text, proof.options)
-                except LabError:
-                    misfits.append(grade_id)
-                    answers[grade_id] = solved[grade_id]
+def prove_cases(source: Path, draws: Sequence[tuple[Option, ...]], folder: Path) -> list[Proof]:
+    """The folder's variants and mutants, directly, each in one of the draws, by turns, by the checks that its cells
+    have to do with."""
+    labs = [Reached(private_lab(source, options)) for options in draws]
+    proofs = [Proof(options) for options in draws]
+    prepare(labs[0].lab, SECRET)  # imports what the forks need, and loads its model, once for all
+    public = Reached(private_lab(source, ()))
+    tried = [case for case in cases(public.lab, folder) if case.kind in ("variant", "mutant")]
+    for turn, case in enumerate(tried):
+        own = {name: case.submission.answers[name] for name in public.changed(case.submission)}
+        order = [(turn + offset) % len(draws) for offset in range(len(draws))]
+        fitting = {number: _fitted(own, labs[number].solved, draws[number]) for number in order}
+        number = next((number for number in order if not fitting[number][1]), order[0])
+        answers, misfits = fitting[number]
         if misfits:
-            proof.left_out.append(f"{case.kind} {case.name} ({', '.join(misfits)})")
-        if not misfits or (case.kind == "variant" and answers != solved):
-            yield replace(case, submission=Submission(answers))
+            proofs[number].left_out.append(f"{case.kind} {case.name} ({', '.join(misfits)})")
+        if not misfits or (case.kind == "variant" and answers != labs[number].solved):
+            submission = Submission(answers)
+            _run(labs[number].by(submission), replace(case, submission=submission), None, proofs[number])
+    return proofs
+
+
+def _fitted(
+    own: Mapping[str, str], solved: Mapping[str, str], options: tuple[Option, ...]
+) -> tuple[dict[str, str], list[str]]:
+    """A solution that has these own cells with the options' replacements; and the names of those that these do not
+    fit, where the reference's stand."""
+    answers, misfits = dict(solved), []
+    for grade_id, text in own.items():
+        try:
+            answers[grade_id] = applied_where_touched(grade_id, text, options)
+        except LabError:
+            misfits.append(grade_id)
+    return answers, misfits
 
 
 def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:
@@ -186,7 +196,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--together", action="store_true")
     parser.add_argument("--values", action="store_true")
     parser.add_argument("--sample", metavar="SEED")
     arguments = parser.parse_args()
@@ -194,29 +203,27 @@ def main() -> int:
     source, sample = arguments.source, arguments.sample
     if arguments.values:
         return _values(source, arguments.folder or parser.error("--values needs the folder of the mutants"), sample)
-    together = arguments.together or sample is not None
-    conventions, broken = load_conventions(source) if together else validate(source), 0
-    covered = list(covering(conventions))
-    draws: list[tuple[tuple[Option, ...], Path | None]] = []
-    if sample is not None:
-        draws.append((random.Random(sample).choice(covered), None))
-    elif together:
-        draws += [(options, None) for options in covered]
-    else:
-        draws += [((option,), None) for convention in conventions for option in convention.options]
-    if arguments.folder is not None:
-        draws += [(options, arguments.folder) for options in covered]
-    with kept_kernels(), contextlib.nullcontext() if together else Launcher(insecure=True) as launcher:
-        for options, folder in draws:
-            proof = prove_options(source, options, launcher, folder)
-            names = " + ".join(option.name for option in options)
-            print(f"{names}: {proof.num_cases} cases; a public solution loses {', '.join(proof.lost) or 'nothing'}")
-            for check, message in proof.lost.items():
-                print(f"    {check}: {message}" if message else f"    {check}")
-            if proof.left_out:
-                print(f"    left out: {', '.join(proof.left_out)}")
-            print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")
-            broken += bool(proof.problems)
+    conventions = validate(source) if sample is None else load_conventions(source)
+    draws, alone = list(covering(conventions)), [(option,) for each in conventions for option in each.options]
+    with kept_kernels():
+        if arguments.folder is not None:
+            proofs = prove_cases(source, draws, arguments.folder)
+        elif sample is not None:
+            proofs = [prove_options(source, random.Random(sample).choice(draws), None)]
+        else:
+            proofs = [prove_options(source, options, None) for options in alone]
+            with Launcher(insecure=True) as launcher:
+                proofs += [prove_options(source, options, launcher) for options in draws]
+    for proof in proofs:
+        names = " + ".join(option.name for option in proof.options)
+        lost = "" if arguments.folder else f"; a public solution loses {', '.join(proof.lost) or 'nothing'}"
+        print(f"{names}: {proof.num_cases} cases{lost}")
+        for check, message in proof.lost.items():
+            print(f"    {check}: {message}" if message else f"    {check}")
+        if proof.left_out:
+            print(f"    left out: {', '.join(proof.left_out)}")
+        print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")
+    broken = sum(bool(proof.problems) for proof in proofs)
     if sample is None:
         least, most = public_points(private_lab(source, ()), conventions)
         print(f"a public solution earns {least:g} to {most:g} points, as the course draws")

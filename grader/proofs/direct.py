@@ -4,11 +4,13 @@ does not end."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import select
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,35 +22,42 @@ from grader.labs.lab import Lab
 from grader.learner_side.kernel_run import KEPT
 from grader.learner_side.peer import LAB_MODULE
 
-DIRECT_SECONDS = 60  # of processor time, for the checks of one case run directly; bounds what loops
-DIRECT_WAIT = 600.0  # seconds, for one check run directly; bounds what sleeps
+CELL_SECONDS = 20  # of processor time, for one cell; bounds what loops. The longest check of the course takes 4
+CELL_WAIT = 600.0  # seconds, for one check; bounds what sleeps
+MEMORY = 6 << 30  # bytes of a process; bounds what appends without end
 
 
-def run_directly(lab: Lab, submission: Submission, secret: bytes) -> dict[str, str]:
+def run_directly(lab: Lab, submission: Submission, secret: bytes, to_first_failure: bool = False) -> dict[str, str]:
     """Status per check with the names bound directly, in one namespace, in forks of this process.
 
     A check that kills or hangs its process is `crashed` or `timed out`; the rest runs in another fork.
+    to_first_failure: no check runs behind the first that does not pass.
     """
     checks = [cell.grade_id for cell in lab.of_kind("check")]
     statuses: dict[str, str] = {}
-    while len(statuses) < len(checks):
+
+    def over() -> bool:
+        failed = any(status != "passed" for status in statuses.values())
+        return len(statuses) == len(checks) or (to_first_failure and failed)
+
+    while not over():
         done = len(statuses)
         read_fd, write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read_fd)
             with contextlib.suppress(BaseException):
-                _direct_child(lab, submission, secret, set(checks[done:]), write_fd)
+                _direct_child(lab, submission, secret, set(checks[done:]), write_fd, to_first_failure)
             os._exit(0)
         os.close(write_fd)
-        lines = _read_lines(read_fd, DIRECT_WAIT)
+        lines = _read_lines(read_fd, CELL_WAIT)
         os.close(read_fd)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         hung = lines[-1:] == ["timed out"]
         statuses.update(zip(checks[done:], lines[:-1] if hung else lines, strict=False))
-        if len(statuses) < len(checks):
+        if not over():
             statuses[checks[len(statuses)]] = "timed out" if hung else "crashed"
     return statuses
 
@@ -64,8 +73,10 @@ def _read_lines(fd: int, seconds: float) -> list[str]:
             return [*text.decode().split("\n")[:-1], *([] if ready else ["timed out"])]
 
 
-def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str], fd: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (DIRECT_SECONDS, DIRECT_SECONDS))
+def _direct_child(
+    lab: Lab, submission: Submission, secret: bytes, todo: set[str], fd: int, to_first_failure: bool
+) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
@@ -73,6 +84,8 @@ def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str
     namespace: dict[str, Any] = {"__name__": LAB_MODULE, "reference": Reference(lab)}
     with secret_seed(secret):
         for cell in lab.cells:
+            end = math.ceil(time.process_time()) + CELL_SECONDS
+            resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
             if cell.kind == "check" and cell.grade_id in todo:
                 try:
                     run_cell(cell.source, cell.grade_id, namespace)
@@ -80,6 +93,8 @@ def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str
                 except BaseException as error:
                     status = explain(error, cell)[0]
                 os.write(fd, status.encode() + b"\n")
+                if to_first_failure and status != "passed":
+                    return
             elif cell.kind == "solution" or (cell.kind == "code" and cell.where not in ("notebook", "milestone")):
                 with contextlib.suppress(Exception, SystemExit):
                     run_cell(answers.get(cell.grade_id, cell.source), cell.grade_id, namespace)

@@ -2,47 +2,38 @@
 
     python -m grader.proofs.mechanical solutions/02_kv_cache/kv_cache.ipynb [tests/labs/02_kv_cache] [--sample 20] ...
 
-Each mutant of `mutator.py` is examined like a submission: first by the released notebook's checks with the public
-seed, as a learner sees it, and what passes there with the hidden checks and several secrets. What passes everywhere is
-a survivor: it does what the solution does, or the checks have a hole. `survivors.yaml` in the folder names those that
-do no harm, each with the reason; any other is a problem, and so is one of the list that is killed by now.
+Each mutant of `mutator.py` runs directly, as in a learner's notebook, by the checks that its cell has to do with: first
+by the released notebook's with the public seed, as a learner sees it, and what passes there by the hidden ones with
+several secrets. What passes everywhere is a survivor: it does what the solution does, or the checks have a hole.
+`survivors.yaml` in the folder names those that do no harm, each with the reason; any other is a problem, and so is one
+of the list that is killed by now. That a check says the same through the examiner is for `proof.py` to show.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import itertools
 import json
-import multiprocessing
 import random
-import resource
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from grader.checks import PUBLIC_SECRET
-from grader.examination.examiner import Limits, examine, prepare
-from grader.examination.needed import needed_cells
+from grader.examination.examiner import prepare
 from grader.examination.submission import Submission
-from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, load_lab
-from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels
+from grader.proofs.direct import compute_as_in_a_learners_process, kept_kernels, run_directly
 from grader.proofs.mutator import Mutant, mutants
-from grader.results.result import CheckResult
+from grader.proofs.proof import Reached, with_checks
 
 SURVIVORS = "survivors.yaml"
 OPEN = ("survivor", "some secrets")  # the verdicts that need a new case or a reason
-FORK = multiprocessing.get_context("fork")
-MEMORY = 6 << 30  # bytes a process may have: a mutant may append without end
-CALL_SECONDS = 5.0  # a mutant may loop without end
 
 
 @dataclass(frozen=True)
@@ -63,84 +54,49 @@ class Verdict:
 
 
 class Bench:
-    """A lab's checks: visible with the public seed, and hidden with each secret; each run is prepared when a mutant
-    first comes to it, and a check has killed only if the reference passes it in the same run."""
+    """A lab's checks: visible with the public seed, and hidden with each secret. A check has killed only if the
+    reference passes it in the same run."""
 
-    def __init__(self, solution: Path, launcher: Launcher, num_secrets: int):
-        self.lab, self.launcher = load_lab(solution), launcher
+    def __init__(self, solution: Path, num_secrets: int):
+        self.lab = load_lab(solution)
         released = solution.parents[2] / "labs" / solution.parent.name / solution.name
+        hidden = Reached(self.lab)
         secrets = [f"mutant {number}".encode() for number in range(num_secrets)]
-        self.runs: list[tuple[Lab, bytes]] = [(load_lab(released), PUBLIC_SECRET), *((self.lab, s) for s in secrets)]
-        self.solved = {cell.grade_id: cell.source for cell in self.lab.of_kind("solution")}
-        self._prepared: dict[int, dict[str, Any] | None] = {}
-        self._needed: dict[str, dict[str, set[str]]] = {}  # per lab, the learner's or ours: check -> solution cells
+        solved = hidden.solved
+        self.runs = [(Reached(load_lab(released), solved), PUBLIC_SECRET), *((hidden, secret) for secret in secrets)]
         self._passed: set[tuple[int, str]] = set()  # run, check: the reference does
-        launcher.fork().end()  # waits until it has started, so that forks of this process know it
+        prepare(self.lab, secrets[0])  # imports what the forks need, and loads its model, once for all
+        gc.freeze()  # a fork's garbage collection need not touch, and so copy, what was there before
 
     def verdict(self, mutant: Mutant, harmless: bool = False) -> Verdict:
         """The verdict on a mutant. harmless: it is expected to pass. One secret with which it does is then enough."""
-        answers = {**self.solved, mutant.cell: mutant.source}
-        if failed := self._killer(answers, 0, mutant.cell):
+        if failed := self._killer(mutant, 0):
             return Verdict(mutant, failed, None, len(self.runs) - 1)
         killers = []
         for run in range(1, len(self.runs)):
-            if failed := self._killer(answers, run, mutant.cell):
+            if failed := self._killer(mutant, run):
                 killers.append(failed)
             elif harmless:
                 break
         return Verdict(mutant, killers[0] if killers else None, len(killers), len(self.runs) - 1)
 
-    def _killer(self, answers: dict[str, str], run: int, cell: str) -> str | None:
-        """The first check that fails of those that use the cell. Raises LabError if the reference fails it, too."""
-        lab, _ = self.runs[run]
-        failed = self.first_failed(answers, run, self._with_checks_of(run, cell))
+    def _killer(self, mutant: Mutant, run: int) -> str | None:
+        """The first check that fails. Raises LabError if the reference fails it, too."""
+        reached, secret = self.runs[run]
+        answers = Submission({**reached.solved, mutant.cell: mutant.source})
+        failed = first_failed(reached.by(answers), answers, secret)
         if failed and (run, failed) not in self._passed:
-            # Alone: no check needs what another one made. Where the whole process ended, with all of them.
-            alone = replace(lab, cells=tuple(c for c in lab.cells if c.kind != "check" or c.grade_id == failed))
-            if also := self.first_failed(self.solved, run, alone if lab.cell(failed) else lab):
-                raise LabError(f"{self.lab.slug}: the reference itself fails {also} in run {run}")
+            # Alone: no check needs what another one made.
+            if first_failed(with_checks(reached.lab, {failed}), Submission(dict(reached.solved)), secret):
+                raise LabError(f"{self.lab.slug}: the reference itself fails {failed} in run {run}")
             self._passed.add((run, failed))
         return failed
 
-    def _with_checks_of(self, run: int, cell: str) -> Lab:
-        """The lab with those checks only that use a solution cell, directly or not: others are as for the reference."""
-        (lab, _), which = self.runs[run], "released" if run == 0 else "hidden"
-        if which not in self._needed:
-            solved = Submission(dict(self.solved))
-            self._needed[which] = {check.grade_id: needed_cells(lab, solved, check) for check in lab.of_kind("check")}
-        kept = [c for c in lab.cells if c.kind != "check" or cell in self._needed[which][c.grade_id]]
-        return replace(lab, cells=tuple(kept))
 
-    def first_failed(self, answers: dict[str, str], run: int, lab: Lab) -> str | None:
-        """The first check of `lab` that fails, in a fork, which uses up what is prepared for the run."""
-        if run not in self._prepared:
-            self._prepared[run] = prepare(*self.runs[run])
-            gc.freeze()  # a fork's garbage collection need not touch, and so copy, what was there before
-        receive, send = FORK.Pipe(duplex=False)
-        child = FORK.Process(target=self._examine, args=(answers, run, lab, send))
-        child.start()
-        send.close()
-        try:
-            found: str | None = receive.recv()
-        except EOFError:
-            found = "the examiner's process"
-        child.join()
-        return found
-
-    def _examine(self, answers: dict[str, str], run: int, lab: Lab, send: Connection) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        failed: list[str] = []
-
-        def on_check(check: CheckResult) -> None:
-            if check.status != "passed":
-                failed.append(check.grade_id)
-                raise GeneratorExit  # no Exception: no check may catch it
-
-        _, secret = self.runs[run]
-        with contextlib.suppress(GeneratorExit):
-            examine(lab, Submission(answers), self.launcher, secret=secret, on_check=on_check,
-                    limits=Limits(call=CALL_SECONDS, total=3600.0), prepared=self._prepared[run])  # fmt: skip
-        send.send(failed[0] if failed else None)
+def first_failed(lab: Lab, submission: Submission, secret: bytes) -> str | None:
+    """The first check of `lab` that does not pass, directly."""
+    statuses = run_directly(lab, submission, secret, to_first_failure=True)
+    return next((check for check, status in statuses.items() if status != "passed"), None)
 
 
 def drawn(solution: Path, sample: int | None, seed: str) -> tuple[list[Mutant], int]:
@@ -202,8 +158,8 @@ def main() -> int:
         open_keys = {row["key"] for row in rows if row["verdict"] in OPEN}
         chosen = [mutant for mutant in chosen if mutant.key in open_keys]
     shard, num_shards = map(int, options.shard.split("/"))
-    with kept_kernels(), Launcher(insecure=True) as launcher:
-        bench = Bench(options.solution, launcher, options.secrets)
+    with kept_kernels():
+        bench = Bench(options.solution, options.secrets)
         verdicts = list(_told(bench, chosen[shard::num_shards], known))
     wrong = problems(verdicts, known)
     counts = ", ".join(f"{count} {word}" for word, count in Counter(v.word for v in verdicts).most_common())

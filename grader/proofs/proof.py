@@ -2,13 +2,14 @@
 
 Cases: the stub (no points), the reference, `variants/` (correct, written differently) and `mutants/` (one realistic
 fault each). Every case runs directly, as in a learner's notebook, and through the examiner with the names as proxies of
-a second process; a check that answers differently is a fault of the lab.
+a second process; a check that answers differently is a fault of the lab. A variant or mutant is tried by the checks
+that its own cells have to do with, since for the others it is the reference; a mutant goes through the examiner by
+those that must fail, since the others pass there with the reference and the variants.
 
     python -m grader.proofs.proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache [JSON] [--sample SEED]
 
 --sample: of the mutants as few as fail every check between them, drawn by the seed, and of these and of the variants
-one through the examiner; stub and reference both ways as without it. A variant or mutant is tried by the checks that
-its own cells have to do with: for the others it is the reference. For a lab that was proven in full before.
+one through the examiner; stub and reference as without it. For a lab that was proven in full before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,8 @@ class Outcome:
 
     @property
     def failed(self) -> set[str]:
-        """Checks failed in the examiner, or directly for a case that did not go through the examiner."""
-        return {check for check, status in (self.proxied or self.direct).items() if status != "passed"}
+        """Checks failed in either way of running."""
+        return {check for check, status in [*self.direct.items(), *self.proxied.items()] if status != "passed"}
 
 
 def cases(lab: Lab, folder: Path) -> list[Case]:
@@ -102,9 +103,10 @@ class Reached:
     """Which checks of a lab have to do with a cell of its solution: those that call what it defines, through others
     too. For any other check a solution that differs in that cell alone is the reference."""
 
-    def __init__(self, lab: Lab):
+    def __init__(self, lab: Lab, solved: Mapping[str, str] | None = None):
+        """solved: the solution's cells, where the lab itself does not have them (a released notebook)."""
         self.lab = lab
-        self.solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+        self.solved = dict(solved or {cell.grade_id: cell.source for cell in lab.of_kind("solution")})
         whole = Submission(dict(self.solved))
         self._needed = {cell.grade_id: needed_cells(lab, whole, cell) for cell in lab.of_kind("check")}
 
@@ -120,12 +122,17 @@ class Reached:
             # A name that the reference does not define there may take the place of one that any check uses.
             if submission.added or not own or own - set(defined_names(self.solved[name])):
                 return self.lab
-        kept = [c for c in self.lab.cells if c.kind != "check" or self._reaches(changed, c.grade_id)]
-        return dataclasses.replace(self.lab, cells=tuple(kept))
+        return with_checks(self.lab, {check for check in self._needed if self._reaches(changed, check)})
 
     def _reaches(self, changed: set[str], check: str) -> bool:
         """Whether a check has to do with the changed cells. One in which no call is seen, as those of roles, has."""
         return not self._needed[check] or bool(changed & self._needed[check])
+
+
+def with_checks(lab: Lab, checks: Collection[str]) -> Lab:
+    """The lab with these checks only."""
+    kept = tuple(cell for cell in lab.cells if cell.kind != "check" or cell.grade_id in checks)
+    return dataclasses.replace(lab, cells=kept)
 
 
 def prove(
@@ -145,17 +152,18 @@ def prove(
     outcomes = [Outcome(case) for case in cases(lab, folder)]
     directly, examined = _drawn(lab, [outcome.case for outcome in outcomes], sample, also)
     outcomes += map(Outcome, also)
-    reached = None if sample is None else Reached(lab)
+    reached = Reached(lab)
     prepared = prepare(lab, secret)
     launcher.fork().end()  # here and not in a fork, so that this process, too, knows that it has started
     gc.freeze()  # a fork's garbage collection need not touch, and so copy, what was there before
     for outcome in outcomes:
         case, started = outcome.case, time.monotonic()
-        tried_by = reached.by(case.submission) if reached and case.kind in ("variant", "mutant") else lab
+        tried_by = reached.by(case.submission) if case.kind in ("variant", "mutant") else lab
         if case.name in directly:
             outcome.direct = run_directly(tried_by, case.submission, secret)
         if case.name in examined:
-            for check in _examined(tried_by, case.submission, launcher, secret, prepared):
+            asked = with_checks(lab, case.fails) if case.kind == "mutant" else tried_by
+            for check in _examined(asked, case.submission, launcher, secret, prepared):
                 outcome.proxied[check.grade_id] = check.status
                 if check.message:
                     outcome.messages[check.grade_id] = check.message

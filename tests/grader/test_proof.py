@@ -117,7 +117,8 @@ def test_a_sample_has_mutants_that_fail_every_check_between_them_and_all_that_is
 
 
 def by_chance(warm: Warm, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return warm.run(("-m", "grader.proofs.chance", str(source), str(folder)), os.environ)
+    words = ("-m", "grader.proofs.chance", str(source), str(folder), "--secrets", "autumn,winter")
+    return warm.run(words, os.environ)
 
 
 def test_a_check_that_sees_a_fault_with_some_secrets_only_is_named(tmp_path: Path, warm: Warm) -> None:
@@ -125,7 +126,7 @@ def test_a_check_that_sees_a_fault_with_some_secrets_only_is_named(tmp_path: Pat
     folder = TOY / "proof" / "01_toy"
     done = by_chance(warm, made, folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 secrets: as they must be" in done.stdout
+    assert "with autumn, winter: as they must be" in done.stdout
     source = tmp_path / "01_toy" / "toy.py"
     source.parent.mkdir()
     drawn = 'assert float(torch.rand(1, generator=rng("luck"))) < 0.5, "luck"  # 0.61 and 0.39\n'

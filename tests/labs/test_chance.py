@@ -1,8 +1,7 @@
-"""Which checks see a mutant does not depend on a course's secret: all cases of a lab with two secrets more."""
+"""Which checks see a mutant does not depend on a course's secret: all cases of a lab with another one."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,18 +9,11 @@ import pytest
 
 from grader.labs.percent_file import percent_lab
 from grader.proofs.proof import cases
+from tests.labs.proving import folder, prove
 from tests.labs.turns import SOURCES, draw_of, due, was_tried
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
-
-
-def prove(warm: Warm, source: Path, *arguments: str) -> None:
-    # A process of its own: the proof forks, which a test worker with threads must not.
-    folder = Path(__file__).parent / source.parent.name
-    done = warm.run(("-m", "grader.proofs.chance", str(source), str(folder), *arguments), os.environ)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(3000)
@@ -33,13 +25,13 @@ def test_the_reference_and_a_drawn_mutant_do_the_same_with_other_secrets(
     if not was_tried("tests/labs/test_chance.py", source):
         say(f"{source.parent.name}: never tried in full with other secrets; make test-all does")
         return
-    found = sorted(case.name for case in cases(percent_lab(source), Path(__file__).parent / source.parent.name))
+    found = sorted(case.name for case in cases(percent_lab(source), folder(source)))
     drawn = found[int(draw_of(source)[:8], 16) % len(found)]
-    prove(warm, source, "--only", ",".join({"reference", drawn} - {"stub"}))
+    prove(warm, "chance", source, str(folder(source)), "--only", ",".join({"reference", drawn} - {"stub"}))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6000)
 @EACH_LAB
 def test_no_mutant_is_found_by_luck(source: Path, warm: Warm) -> None:
-    prove(warm, source)
+    prove(warm, "chance", source, str(folder(source)))

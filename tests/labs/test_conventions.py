@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from grader.labs.lab import lab_from_notebook
 from grader.labs.lab_source import private_notebook, solution_notebook
 from grader.labs.percent_file import percent_cells
 from grader.proofs.convention_proof import WRONG_VALUES, covering, wrong_value_cases, wrong_values
+from tests.labs.proving import folder, prove
 from tests.labs.turns import SOURCES, draw_of, due
 from tests.warm import Warm
 
@@ -101,59 +101,33 @@ def test_options_cover_and_replacements_are_exact(source: Path) -> None:
         assert all(changed[grade_id] == texts[grade_id] for grade_id in untouched)
 
 
-QUICKLY = """
-import os, sys
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-from grader.examination.attempt import kernel_names
-from grader.labs.convention import private_lab
-from grader.proofs import convention_proof
-from pathlib import Path
-if kernel_names(private_lab(Path(sys.argv[1]), ())):
-    from tests.labs.shadows import quicken
-    quicken()
-sys.exit(convention_proof.main())
-"""
-
-
-def _prove(warm: Warm, *arguments: str) -> None:
-    # A process of its own: the proof forks, which a test worker with threads must not. What runs directly has the quick
-    # interpreter; a learner's process stays as it is.
-    done = warm.run(("-c", QUICKLY, *arguments), os.environ)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.timeout(9000)
 @pytest.mark.parametrize("source", due(), ids=lambda path: path.parent.name)
 def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(
     source: Path, warm: Warm
 ) -> None:
-    """In one of as few draws as hold every option, directly; through the examiner, too, in the next."""
-    _prove(warm, str(source), "--sample", draw_of(source))
+    """In one of as few draws as hold every option, directly."""
+    prove(warm, "convention_proof", source, "--sample", draw_of(source))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path, warm: Warm) -> None:
-    _prove(warm, str(source))
+    prove(warm, "convention_proof", source)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
-    _prove(warm, str(source), str(Path(__file__).parent / source.parent.name))
-
-
-def _mutants(source: Path) -> Path:
-    return Path(__file__).parent / source.parent.name
+    prove(warm, "convention_proof", source, str(folder(source)))
 
 
 @EACH_LAB
 def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: Path) -> None:
     """A check that reads an option's answer and looks at its form alone pays for any number in it."""
-    found = wrong_values(_mutants(source))
+    found = wrong_values(folder(source))
     options = {(each.name, option.name): option for each in validated(source) for option in each.options}
     assert found.keys() == options.keys(), f"{WRONG_VALUES} has a list of mutants for each option, and no other"
     for key, mutants in found.items():
@@ -169,11 +143,11 @@ def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: P
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("source", due(), ids=lambda path: path.parent.name)
 def test_a_wrong_value_of_a_drawn_option_fails_its_checks(source: Path, warm: Warm) -> None:
-    _prove(warm, str(source), str(_mutants(source)), "--values", "--sample", draw_of(source))
+    prove(warm, "convention_proof", source, str(folder(source)), "--values", "--sample", draw_of(source))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_a_wrong_value_of_any_option_fails_its_checks(source: Path, warm: Warm) -> None:
-    _prove(warm, str(source), str(_mutants(source)), "--values")
+    prove(warm, "convention_proof", source, str(folder(source)), "--values")

@@ -10,22 +10,12 @@ from pathlib import Path
 import pytest
 
 from grader.labs.lab import load_lab
+from tests.labs.proving import folder, prove
 from tests.labs.test_shadows import assert_nothing_gained_and_nothing_lost
 from tests.labs.turns import SOURCES, draw_of, due
 from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
-
-
-def folder(source: Path) -> Path:
-    return Path(__file__).parent / source.parent.name
-
-
-def prove(warm: Warm, source: Path) -> None:
-    # A process of its own: the proof forks, which a test worker with threads must not.
-    done = warm.run(("-m", "grader.proofs.proof", str(source), str(folder(source))), os.environ)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 MAY_CHANGE_OR_GET_NUMBERS = {  # by function, why no check calls it through `unchanging`
@@ -93,4 +83,4 @@ def test_a_sample_of_cases_fails_exactly_the_checks_it_must(source: Path, warm: 
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_every_mutant_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
-    prove(warm, source)
+    prove(warm, "proof", source, str(folder(source)))

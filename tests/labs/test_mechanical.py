@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from grader.labs.lab import load_lab
 from grader.proofs.mechanical import SURVIVORS, harmless
 from grader.proofs.mutator import mutants
+from tests.labs.proving import folder, prove
 from tests.labs.turns import SOURCES, draw_of, due
 from tests.warm import Warm
 
@@ -18,16 +18,8 @@ EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.pare
 SAMPLE = 10
 
 
-def folder(source: Path) -> Path:
-    return Path(__file__).parent / source.parent.name
-
-
-def prove(warm: Warm, source: Path, *arguments: str) -> None:
-    # A process of its own: the proof forks, which a test worker with threads must not.
-    words = ("-m", "grader.proofs.mechanical", str(source.with_suffix(".ipynb")), str(folder(source)), *arguments)
-    done = warm.run(words, os.environ)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+def mechanical(warm: Warm, source: Path, *arguments: str) -> None:
+    prove(warm, "mechanical", source.with_suffix(".ipynb"), str(folder(source)), *arguments)
 
 
 @EACH_LAB
@@ -45,11 +37,11 @@ def test_of_a_sample_of_mutants_none_passes_that_does_harm(
 ) -> None:
     seed = draw_of(source)
     say(f"{source.parent.name}: {SAMPLE} mechanical mutants, drawn by {seed[:12]}")
-    prove(warm, source, "--sample", str(SAMPLE), "--seed", seed)
+    mechanical(warm, source, "--sample", str(SAMPLE), "--seed", seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
 @EACH_LAB
 def test_of_all_mutants_none_passes_that_does_harm(source: Path, warm: Warm) -> None:
-    prove(warm, source)
+    mechanical(warm, source)
