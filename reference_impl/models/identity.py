@@ -2,7 +2,8 @@
 
 For a checkpoint it covers the tensors as they are stored: names, dtypes, shapes, bytes. They are cut into chunks of a
 fixed size, each is read once, and the chunks' hashes are combined in the order of the tensors' names: so the result
-does not depend on which process hashes which chunk, nor on how a checkpoint is cut into files.
+does not depend on which process hashes which chunk, nor on how a checkpoint is cut into files. Where they are
+quantized it covers also what says how: the same codes are other weights in version 1 and 2 of GPTQ's format.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer
-from reference_impl.models.checkpoints import is_gguf
+from reference_impl.models.checkpoints import is_gguf, quantization_of
 from reference_impl.models.loader import CheckpointError, weight_files
 from reference_impl.models.quantization.head import all_linears
 
@@ -50,7 +51,8 @@ class Checkpoint:
     def weights(self) -> str:
         """The hash of the weights, 64 hexadecimal digits; all weights are read for it, when it is first asked for.
         Raises CheckpointError for files that cannot be read."""
-        return hashlib.sha256(f"{stored_hash(stored_tensors(self.path))} {self.made}".encode()).hexdigest()
+        tensors, said = stored_hash(stored_tensors(self.path)), how_stored(self.path)
+        return hashlib.sha256(f"{tensors} {self.made}{said}".encode()).hexdigest()
 
 
 def weights_of(model: Decoder) -> str:
@@ -74,6 +76,17 @@ def stored_hash(tensors: Iterable[Stored]) -> str:
     return total.hexdigest()
 
 
+def how_stored(path: Path) -> str:
+    """What says how a folder's tensors stand for weights: config.json's quantization_config, and what torchao writes of
+    each tensor into the headers. "" where they are the weights, and for a GGUF file, which says it as their dtypes."""
+    said = None if is_gguf(path) else quantization_of(path)
+    if said is None:
+        return ""
+    headers = {entry for file in weight_files(path) for entry in _header(file)[1].get("__metadata__", {}).items()}
+    of_tensors = sorted((name, text) for name, text in headers if name not in ("format", "tensor_names"))
+    return json.dumps([said, of_tensors], sort_keys=True)
+
+
 def stored_tensors(path: Path) -> list[Stored]:
     """The tensors of a Hugging Face folder or a GGUF file, from headers alone."""
     if is_gguf(path):
@@ -85,20 +98,35 @@ def stored_tensors(path: Path) -> list[Stored]:
 
 
 def _in_safetensors(file: Path) -> list[Stored]:
+    length, table = _header(file)
+    table.pop("__metadata__", None)
+    try:
+        return [
+            Stored(name, f"{entry['dtype']} {entry['shape']}", file, 8 + length + begin, end - begin)
+            for name, entry in table.items()
+            for begin, end in [entry["data_offsets"]]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _incomplete(file, error) from None
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """The length of a file's header, and the header."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if length > file.stat().st_size:
                 raise ValueError("its header is longer than the file")
             table = json.loads(opened.read(length))
-        table.pop("__metadata__", None)
-        return [
-            Stored(name, f"{entry['dtype']} {entry['shape']}", file, 8 + length + begin, end - begin)
-            for name, entry in table.items()
-            for begin, end in [entry["data_offsets"]]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
+        if not isinstance(table, dict):
+            raise ValueError("its header is no JSON object")
+    except (OSError, ValueError) as error:
+        raise _incomplete(file, error) from None
+    return length, table
+
+
+def _incomplete(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again")
 
 
 def _chunk(tensor: Stored, at: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,23 @@ def test_whatever_differs_in_a_checkpoint_gives_another_hash(change: str, tmp_pa
         (tmp_path / str(number)).mkdir()
         save_file(one, tmp_path / str(number) / "model.safetensors")
         found.add(stored_hash(stored_tensors(tmp_path / str(number))))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("change", ["quantization_config", "compression_config", "headers"])
+def test_the_same_codes_said_to_be_stored_otherwise_give_another_hash(change: str, tmp_path: Path) -> None:
+    """Zero points of GPTQ's version 1 are one less than those of version 2: the files say the same."""
+    found = set[str]()
+    for number, version in enumerate(("gptq", "gptq_v2")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        field, form = ("quantization_config", "gptq") if change == "headers" else (change, version)
+        (folder / "config.json").write_text(json.dumps({field: {"bits": 4, "checkpoint_format": form}}))
+        said = {"a": version} if change == "headers" else None
+        save_file({"a": torch.ones(4)}, folder / "model.safetensors", said)
+        found.add(Checkpoint(folder).weights)
+        (folder / "config.json").write_text(json.dumps({field: {"checkpoint_format": form, "bits": 4}}))
+        found.add(Checkpoint(folder).weights)
     assert len(found) == 2
 
 
