@@ -37,7 +37,7 @@ GREEDY = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
 
 
 def new_engine(num_drafts=0, proposer=None, **more):
-    """An engine; with a proposer, every decoding request has up to num_drafts guesses in every step."""
+    """An engine; with a proposer, every decoding request has up to num_drafts drafts in every step."""
     config = EngineConfig(num_blocks=256, prefix_cache="off", num_drafts=num_drafts, adaptive_drafts="off", **more)
     return Engine(model, config, Parts(host_proposer=proposer if num_drafts else None))
 
@@ -71,11 +71,11 @@ h100 = Deployment(shape_of("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
 # already, and it repeats itself. It writes 64 tokens, greedy. Decoding takes 64 steps, the first of which computes the
 # prompt.
 #
-# Now each step gets up to four guesses of what comes next, copied from earlier in the text. **How many steps does the
+# Now each step gets up to four *draft tokens*, drafts for short: what may come next, copied from earlier in the text. **How many steps does the
 # same text take?**
 
 # %% name="predict"
-widgets.predict("08a-steps", "How many steps for 64 tokens, with up to four guesses a step?", "steps")
+widgets.predict("08a-steps", "How many steps for 64 tokens, with up to four draft tokens a step?", "steps")
 
 # %% [markdown] name="idea"
 # ## 2. The idea
@@ -87,9 +87,9 @@ widgets.predict("08a-steps", "How many steps for 64 tokens, with up to four gues
 # the director's.
 #
 # - **Opening the file** is reading the weights from memory. A decode step reads all of them for one token per request.
-# - **Reading along** is cheap: the same weights serve several positions, as they do in prefill. The guesses are known,
+# - **Reading along** is cheap: the same weights serve several positions, as they do in prefill. The drafts are known,
 #   so all positions are computed at once.
-# - **The text does not change.** Whoever guesses, and however badly, the target says what is right.
+# - **The text does not change.** Whoever drafts, and however badly, the target says what is right.
 #
 # So speculative decoding does not make a step faster. It gives more tokens per step, as long as the step has room. In
 # prefill there is nothing to gain: its tokens are known, and already share one read of the weights.
@@ -101,28 +101,28 @@ ks = range(0, 17)
 for batch, colour, style in ((1, BLUE, "-"), (32, GREEN, "--"), (128, ORANGE, "-."), (512, RED, ":")):
     ax.plot(ks, [theory.verify_cost(h100, batch, 500, k) for k in ks], style, color=colour, label=f"batch {batch}")
 ax.set_ylim(0, 8)
-tidy(ax, "guesses k for each request (context 500)", "v(k): time of a step")
+tidy(ax, "drafts k for each request (context 500)", "v(k): time of a step")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Time of a step of an 8B model on one H100 by formula, context 500, over the number of guesses, in units of a step "
-    "without. At batch 1 it is flat, at 32 up to five guesses, at 128 up to one; at 512 it rises from the first guess on.",
+    "Time of a step of an 8B model on one H100 by formula, context 500, over the number of drafts, in units of a step "
+    "without. At batch 1 it is flat, at 32 up to five drafts, at 128 up to one; at 512 it rises from the first draft on.",
 )
 
 # %% [markdown] name="idea-reading"
-# The figure is the whole chapter in one curve: $v(k)$, the time of a step with $k$ guesses for each request in units of a
-# step without. Where it is flat, guesses are almost free. It is a property of model, machine, batch and context, and it
+# The figure is the whole chapter in one curve: $v(k)$, the time of a step with $k$ drafts for each request in units of a
+# step without. Where it is flat, drafts are almost free. It is a property of model, machine, batch and context, and it
 # is *not* 1 by nature.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two pieces: a drafter that guesses, and the loop that checks. The cheapest guess is a copy: look for the last tokens
-# earlier in the text, and guess what followed them then. That is **prompt lookup**.
+# Two pieces: a *drafter*, which proposes tokens, and the loop that checks. The cheapest draft is a copy: look for the last
+# tokens earlier in the text, and propose what followed them then. That is **prompt lookup**.
 
 
 # %% name="scratch-guess"
-def guess(tokens, k, length=2):
+def propose(tokens, k, length=2):
     """What followed the last `length` tokens when they occurred before, at most k tokens."""
     pattern = tokens[-length:]
     for start in range(len(tokens) - length - 1, -1, -1):  # the latest occurrence first
@@ -131,48 +131,48 @@ def guess(tokens, k, length=2):
     return []
 
 
-print(guess([5, 6, 7, 8, 9, 5, 6], k=3), guess([1, 2, 3, 4], k=3))
+print(propose([5, 6, 7, 8, 9, 5, 6], k=3), propose([1, 2, 3, 4], k=3))
 
 # %% [markdown] name="scratch-loop-text"
-# Now the check. One pass over text *and* guesses gives logits at every position. The logits at the text's last token
-# judge the first guess; those at a guess judge the next one. (`logits_at_all` is one pass of the course model,
+# Now the check. One pass over text *and* drafts gives logits at every position. The logits at the text's last token
+# judge the first draft; those at a draft judge the next one. (`logits_at_all` is one pass of the course model,
 # without a cache: the whole text is computed in every step.)
 
 
 # %% name="scratch-loop"
 def speculate(prompt, num_tokens, k):
-    """Greedy, with guesses. -> (output, of each step (guesses, kept))."""
+    """Greedy, with drafts. -> (output, of each step (drafts, kept))."""
     tokens, steps = list(prompt), []
     while len(tokens) < len(prompt) + num_tokens:
-        drafts = guess(tokens, min(k, len(prompt) + num_tokens - len(tokens) - 1)) if k else []
+        drafts = propose(tokens, min(k, len(prompt) + num_tokens - len(tokens) - 1)) if k else []
         right = logits_at_all(tokens + drafts)[len(tokens) - 1 :].argmax(-1).tolist()
         kept = 0
         while kept < len(drafts) and drafts[kept] == right[kept]:
             kept += 1
-        tokens += right[: kept + 1]  # the guesses that were right, and one token of the target's own
+        tokens += right[: kept + 1]  # the drafts that were right, and one token of the target's own
         steps.append((len(drafts), kept))
     return tokens[len(prompt) :], steps
 
 
 plain, _ = speculate(repeats, 64, k=0)
-guessed, rounds = speculate(repeats, 64, k=4)
-assert guessed == plain
-print(f"{len(plain)} tokens in {len(rounds)} steps, the same text; (guesses, kept): {rounds[:12]} ...")
+found, rounds = speculate(repeats, 64, k=4)
+assert found == plain
+print(f"{len(plain)} tokens in {len(rounds)} steps, the same text; (drafts, kept): {rounds[:12]} ...")
 widgets.reveal("08a-steps", len(rounds))
 
 # %% [markdown] name="scratch-reading"
-# Each step gives the kept guesses **and one more**: the target's own token in place of the first wrong guess, or after
+# Each step gives the kept drafts **and one more**: the target's own token in place of the first wrong draft, or after
 # the last if all were right (the *bonus* token). There is no step that gives nothing, and none that has to be repeated:
-# with no guess, or a wrong one, it is an ordinary decode step.
+# with no draft, or a wrong one, it is an ordinary decode step.
 
 # %% [markdown] name="worked-text"
 # ### A worked round
 #
-# A step has five guesses. The target agrees with the first three and disagrees with the fourth. **How many tokens does
+# A step has five drafts. The target agrees with the first three and disagrees with the fourth. **How many tokens does
 # the step give?**
 
 # %% name="worked-predict"
-widgets.predict("08a-round", "Five guesses, the first three right, the fourth wrong: how many tokens?", "tokens")
+widgets.predict("08a-round", "Five drafts, the first three right, the fourth wrong: how many tokens?", "tokens")
 
 # %% name="worked"
 text = code[:40]
@@ -181,20 +181,20 @@ drafts = [*truth[:3], (truth[3] + 1) % 4000, truth[4]]  # the fourth is wrong, t
 right = logits_at_all(text + drafts)[len(text) - 1 :].argmax(-1).tolist()
 kept = next(i for i, (d, r) in enumerate(zip(drafts, right, strict=False)) if d != r)
 step_gives = right[: kept + 1]
-print(f"{len(drafts)} guesses, {kept} kept, {len(step_gives)} tokens given: {step_gives}; plain decoding: {truth[:4]}")
+print(f"{len(drafts)} drafts, {kept} kept, {len(step_gives)} tokens given: {step_gives}; plain decoding: {truth[:4]}")
 assert step_gives == truth[:4]
 widgets.reveal("08a-round", len(step_gives))
 
 # %% [markdown] name="worked-reading"
-# The fifth guess is dropped although it is what plain decoding will write: the logits that could judge it were computed
-# after a wrong fourth token. What the cache holds of the last two guesses is dropped as well; `c_drafters` shows that
+# The fifth draft is dropped although it is what plain decoding will write: the logits that could judge it were computed
+# after a wrong fourth token. What the cache holds of the last two drafts is dropped as well; `c_drafters` shows that
 # roll-back.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
 # `speculative="ngram"` is this, with an index in place of the search, patterns of four tokens down to two, a KV cache,
-# and many requests in a step. The part that guesses:
+# and many requests in a step. The part that drafts:
 
 # %% name="engine-source"
 print(inspect.getsource(NgramProposer.propose))
@@ -204,10 +204,10 @@ engine = new_engine(4, NgramProposer())
 [output] = serve(engine, [repeats])
 assert output == serve(new_engine(), [repeats])[0]  # the text of plain decoding
 steps = list(engine.trace.steps())
-print(f"{len(output)} tokens in {len(steps)} steps, {sum(row.num_drafts for s in steps for row in s.rows)} guesses")
+print(f"{len(output)} tokens in {len(steps)} steps, {sum(row.num_drafts for s in steps for row in s.rows)} drafts")
 
 # %% [markdown] name="engine-trace-text"
-# The trace says of each step how many guesses a row had and how many tokens it gave:
+# The trace says of each step how many drafts a row had and how many tokens it gave:
 
 # %% name="engine-trace"
 rows = []
@@ -216,7 +216,7 @@ for step in steps[1:9]:
     computed = "1" + (f" + {row.num_drafts}" if row.num_drafts else "")
     rows.append([step.step_id, computed, new - 1, new, repr(llm.tokenizer.decode(output[:new]))])
     output = output[new:]
-widgets.table(rows, ["step", "tokens computed", "guesses kept", "tokens given", "text"])
+widgets.table(rows, ["step", "tokens computed", "drafts kept", "tokens given", "text"])
 
 # %% [markdown] name="engine-origins-text"
 # And the stream, each token marked by where it came from. A thin bar stands between two steps:
@@ -230,7 +230,7 @@ widgets.token_origins(engine.trace.steps(), "r0", output, lambda token: llm.toke
 # ### Longer memory: a suffix automaton
 #
 # A pattern of two tokens is found often and is right rarely; a long one the other way round. `speculative="suffix"`
-# finds the *longest* end of the text that occurred before, in constant time per token, and guesses no further than the
+# finds the *longest* end of the text that occurred before, in constant time per token, and drafts no further than the
 # match is long. It can also search what **other requests** have written: agents and rollouts of one prompt repeat each
 # other. A second request asks what a first one asked:
 
@@ -248,18 +248,18 @@ assert rows[1][2] < rows[0][2]
 widgets.table(rows, ["searched", "decode steps of the first", "of the second"])
 
 # %% [markdown] name="engine-suffix-reading"
-# A guess from another request changes no text. It may change *time*: whoever can measure it may learn that somebody
+# A draft from another request changes no text. It may change *time*: whoever can measure it may learn that somebody
 # else got this answer. So the shared memory is off unless you turn it on, as with prefix caches across tenants.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# If each guess is kept with probability $a$, given that those before it were, a step gives on average
+# If each draft is kept with probability $a$, given that those before it were, a step gives on average
 #
 # $$E = 1 + a + a^2 + \dots + a^k = \frac{1 - a^{k+1}}{1 - a}$$
 #
-# tokens. Three numbers are called acceptance, and they differ: $a$ itself, the share of guesses that are kept (less:
-# what follows a wrong guess is dropped), and the **acceptance length** $E$. *With $a = 0.8$ and $k = 5$: what is $E$?*
+# tokens. Three numbers are called acceptance, and they differ: $a$ itself, the share of drafts that are kept (less:
+# what follows a wrong draft is dropped), and the **acceptance length** $E$. *With $a = 0.8$ and $k = 5$: what is $E$?*
 
 # %% name="measure-predict"
 widgets.predict("08a-tokens", "Expected tokens of a step with a = 0.8 and k = 5?", "tokens")
@@ -269,7 +269,7 @@ rows = []
 for a in (0.5, 0.7, 0.8, 0.9):
     rows.append([a, *(f"{theory.expected_tokens(a, k):.2f}" for k in (1, 2, 5)), f"{theory.kept_share(a, 5):.0%}"])
 widgets.reveal("08a-tokens", theory.expected_tokens(0.8, 5))
-widgets.table(rows, ["a", "E, k = 1", "E, k = 2", "E, k = 5", "guesses kept, k = 5"])
+widgets.table(rows, ["a", "E, k = 1", "E, k = 2", "E, k = 5", "drafts kept, k = 5"])
 
 # %% [markdown] name="measure-engine-text"
 # The engine counts; `DraftUse` is read from the trace. Its numbers by position show that one $a$ is a simplification.
@@ -277,7 +277,7 @@ widgets.table(rows, ["a", "E, k = 1", "E, k = 2", "E, k = 5", "guesses kept, k =
 
 # %% name="measure-engine"
 def acceptance(engine):
-    """(chance of each position, given those before it; share of guesses kept; tokens of a row with guesses)."""
+    """(chance of each position, given those before it; share of drafts kept; tokens of a row with drafts)."""
     use = DraftUse.of(engine.trace.steps())
     reached = [use.num_drafts, *use.accepted_per_position[:-1]]
     chances = [kept / n for kept, n in zip(use.accepted_per_position, reached, strict=True) if n]
@@ -290,17 +290,17 @@ for kind in ("repeats", "code"):
     serve(engine, [llm.encode(prompt) for prompt in workload(kind, 4)])
     chances, share, length = acceptance(engine)
     rows.append([kind, *(f"{chance:.0%}" for chance in chances), f"{share:.0%}", f"{length:.2f}"])
-widgets.table(rows, ["text", *(f"guess {i}" for i in range(1, 5)), "all guesses", "tokens of a row with guesses"])
+widgets.table(rows, ["text", *(f"draft {i}" for i in range(1, 5)), "all drafts", "tokens of a row with drafts"])
 
 # %% [markdown] name="measure-engine-reading"
-# Once those before it were right, the last guess is kept more often here than the first: the copy is then in the middle
-# of something that repeats. Where nothing was found there was no guess, and nothing more to compute.
+# Once those before it were right, the last draft is kept more often here than the first: the copy is then in the middle
+# of something that repeats. Where nothing was found there was no draft, and nothing more to compute.
 
 # %% [markdown] name="measure-v-text"
-# ### What a step with guesses takes on this machine
+# ### What a step with drafts takes on this machine
 #
-# A proposer that always guesses the last token again is nearly always wrong, so a step's time is that of verifying and
-# nothing else. **How many times as long does a step of 16 requests take with four guesses each, on your machine?** (By
+# A proposer that always proposes the last token again is nearly always wrong, so a step's time is that of verifying and
+# nothing else. **How many times as long does a step of 16 requests take with four drafts each, on your machine?** (By
 # the figure above, an H100 with an 8B takes no longer.)
 
 # %% name="measure-v-predict"
@@ -314,7 +314,7 @@ class Wrong:  # a proposer
 
 
 def step_seconds(batch, k, num_tokens=12):
-    """The median over decoding steps in which every request has k guesses."""
+    """The median over decoding steps in which every request has k drafts."""
     engine = new_engine(k, Wrong())
     limits = replace(GREEDY, max_tokens=num_tokens)
     serve(engine, [code[:8] + repeats[i : i + 56] for i in range(batch)], limits)
@@ -322,19 +322,19 @@ def step_seconds(batch, k, num_tokens=12):
     return statistics.median(step.finished_at - step.started_at for step in full)
 
 
-BATCHES, GUESSES = (1, 4, 16), (0, 1, 2, 4)
-took = {(batch, k): step_seconds(batch, k) for batch in BATCHES for k in GUESSES}
+BATCHES, NUM_DRAFTS = (1, 4, 16), (0, 1, 2, 4)
+took = {(batch, k): step_seconds(batch, k) for batch in BATCHES for k in NUM_DRAFTS}
 v_here = {key: seconds / took[key[0], 0] for key, seconds in took.items()}
 widgets.reveal("08a-verify", v_here[16, 4])
-rows = [[b, format_seconds(took[b, 0]), *(f"{v_here[b, k]:.2f}" for k in GUESSES[1:])] for b in BATCHES]
-widgets.table(rows, ["batch", "step without guesses", "v(1)", "v(2)", "v(4)"])
+rows = [[b, format_seconds(took[b, 0]), *(f"{v_here[b, k]:.2f}" for k in NUM_DRAFTS[1:])] for b in BATCHES]
+widgets.table(rows, ["batch", "step without drafts", "v(1)", "v(2)", "v(4)"])
 
 # %% [markdown] name="measure-v-reading"
 # These are times, and yours will differ; where other programs run, a number may even be below the one to its left. On an
 # idle CPU $v$ rises soon: a matrix product of several rows has more arithmetic than one of a single row, and a CPU has
 # little arithmetic to spare. A GPU has room for hundreds of tokens.
 #
-# So does it pay here? Take a step without guesses as the unit of time. A round makes $k$ guesses, each of which takes $c$,
+# So does it pay here? Take a step without drafts as the unit of time. A round makes $k$ drafts, each of which takes $c$,
 # and verifies them in $v(k)$; it gives $E$ tokens, and plain decoding gives one token a unit. So the speed-up is
 # $E / (v(k) + k c)$. A lookup's $c$ is almost 0.
 
@@ -356,25 +356,25 @@ for batch in (1, 4):
 widgets.table(rows, ["text", "batch", "steps, plain", "steps, k = 4", "fewer steps", "times as fast, model time"])
 
 # %% [markdown] name="measure-both-reading"
-# Where the last column is below the one before it, the time fell by less than the number of steps: a step with guesses
+# Where the last column is below the one before it, the time fell by less than the number of steps: a step with drafts
 # takes longer, which is $v$, and on a CPU that is what to expect. With several requests in a batch the step count also
 # follows the *slowest* of them.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
-# The formula over acceptance, guesses, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
-# the one you have just measured; with that one, the points are this machine's runs from above. *With k = 4 and guesses
+# The formula over acceptance, drafts, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
+# the one you have just measured; with that one, the points are this machine's runs from above. *With k = 4 and drafts
 # that cost nothing, between which two batches does an acceptance of 0.6 stop paying on the H100, with the short context?
 # Why is there no such batch with the long one?* Grey: batches whose caches do not fit beside the weights; the formula goes on through them.
 
 
 # %% name="explore-widget"
 def measured_v(batch, k):
-    """The nearest batch that was measured, and a straight line between and beyond its numbers of guesses."""
+    """The nearest batch that was measured, and a straight line between and beyond its numbers of drafts."""
     near = min(BATCHES, key=lambda b: abs(np.log2(b / batch)))
     slope = (v_here[near, 4] - v_here[near, 2]) / 2
-    return float(np.interp(k, GUESSES, [v_here[near, g] for g in GUESSES]) + max(0, k - 4) * slope)
+    return float(np.interp(k, NUM_DRAFTS, [v_here[near, n] for n in NUM_DRAFTS]) + max(0, k - 4) * slope)
 
 
 print(f"8B on one H100, 90 % of the memory in use: room for {h100.cache_tokens():,} tokens of cache beside the weights")
@@ -409,7 +409,7 @@ for batch in (1, 2, 4, 8, 64, 256):
     touched = theory.experts_touched(256, 8, batch * 6)
     rows.append([batch, f"{touched:.0f}", f"{six / one:.2f}", f"{shared / one:.0%}"])
 widgets.reveal("08a-experts", float(rows[0][2]))
-heads = ["batch", "experts touched in a layer, of 256", "bytes of 6 tokens over 1", "of a step without guesses, shared"]
+heads = ["batch", "experts touched in a layer, of 256", "bytes of 6 tokens over 1", "of a step without drafts, shared"]
 widgets.table(rows, heads)
 
 # %% [markdown] name="errata-experts-reading"
@@ -424,7 +424,7 @@ widgets.table(rows, heads)
 engine = new_engine(4, NgramProposer())
 [output] = serve(engine, [repeats])
 use = DraftUse.of(engine.trace.steps())
-print(f"{len(output)} tokens = {len(list(engine.trace.steps()))} steps + {use.num_accepted_tokens} guesses kept")
+print(f"{len(output)} tokens = {len(list(engine.trace.steps()))} steps + {use.num_accepted_tokens} drafts kept")
 assert len(output) == len(list(engine.trace.steps())) + use.num_accepted_tokens
 gave = [
     new
@@ -432,7 +432,7 @@ gave = [
     for row, new in zip(step.rows, step.num_new_tokens, strict=True)
     if row.num_drafts
 ]
-print(f"rows with guesses gave between {min(gave)} and {max(gave)} tokens")
+print(f"rows with drafts gave between {min(gave)} and {max(gave)} tokens")
 assert 1 <= min(gave) <= max(gave) <= 4 + 1
 
 # %% [markdown] name="production"
@@ -440,7 +440,7 @@ assert 1 <= min(gave) <= max(gave) <= 4 + 1
 #
 # As of November 2026. Names of options change; look them up in the version you run.
 #
-# **vLLM** has prompt lookup as the method `ngram` of its speculative configuration, with the number of guesses and the
+# **vLLM** has prompt lookup as the method `ngram` of its speculative configuration, with the number of drafts and the
 # lengths of the pattern, and a method named `suffix` (suffix trees over prompt and earlier outputs). **SGLang** and
 # **TensorRT-LLM** have n-gram drafting as well. **transformers** has it as an option of `generate`.
 #
@@ -464,15 +464,15 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="room"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - A decode step reads all weights for one token per request. Guesses let the same read serve more positions: more tokens
+# - A decode step reads all weights for one token per request. Draft tokens let the same read serve more positions: more tokens
 #   per step, not a faster step. Prefill has nothing to gain: its tokens are known.
-# - A step gives the guesses before the first wrong one, and one more: the target's token in its place, or the bonus after
-#   the last. Between 1 and k + 1. The logits at the token *before* a guess judge it.
+# - A step gives the drafts before the first wrong one, and one more: the target's token in its place, or the bonus after
+#   the last. Between 1 and k + 1. The logits at the token *before* a draft judge it.
 # - E = (1 − a^(k+1)) / (1 − a). Speed-up = E / (v(k) + k c). v(k) is measured or computed, not assumed.
 # - v(k) ≈ 1 for a dense model as long as batch · (k + 1) stays below the ridge in tokens: 295 on an H100 in 16 bits at a
 #   short context, 185 with the shares of peak and bandwidth assumed here. On this CPU, with a model this small, it rises
 #   at once. A mixture of experts reads more experts, worst in small batches.
 #   <!-- printed: errata-ridge -->
-# - Acceptance a, share of guesses kept, and acceptance length are three numbers. State k with each.
+# - Acceptance a, share of drafts kept, and acceptance length are three numbers. State k with each.
 # - Prompt lookup: copy what followed the last tokens. Free, and right where text repeats. The longest match is the best
-#   guess; other requests' outputs can be searched, too.
+#   draft; other requests' outputs can be searched, too.

@@ -1,9 +1,9 @@
 # %% [markdown] name="title"
 # # 08b · Why the distribution stays
 #
-# About 40 minutes. You need `a_guesses`, and from chapter 01 how a token is drawn. Greedy decoding was easy: a guess is
-# right or wrong. Here tokens are **drawn**, so no guess is wrong; and yet the text has to be distributed as if nobody had
-# guessed.
+# About 40 minutes. You need `a_guesses`, and from chapter 01 how a token is drawn. Greedy decoding was easy: a draft is
+# right or wrong. Here tokens are **drawn**, so no draft is wrong; and yet the text has to be distributed as if there
+# had been no drafts.
 
 # %% name="setup"
 import inspect
@@ -45,7 +45,7 @@ def distributions(model, tokens, **sampling):
 
 
 def drafting(num_drafts=4):
-    """An LLM whose course draft model has up to so many guesses for every decoding request."""
+    """An LLM whose course draft model has up to so many drafts for every decoding request."""
     return LLM(
         course_model("target"),
         draft_model=course_model("draft"),
@@ -58,9 +58,9 @@ def drafting(num_drafts=4):
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A vocabulary of three tokens, A, B and C. The target has p = (0.5, 0.3, 0.2). Guesses are now drawn as well, from a
-# distribution q that is known: that of a small language model, the *draft* (next notebook), here q = (0.6, 0.1, 0.3). A
-# rule that sounds right and stands in many summaries: *draw a token from the target; if it equals the guess, keep the guess; if not,
+# A vocabulary of three tokens, A, B and C. The target has p = (0.5, 0.3, 0.2). Drafts are now drawn as well, from a
+# distribution q that is known: that of a small language model, the *draft model* (next notebook), here q = (0.6, 0.1, 0.3). A
+# rule that sounds right and stands in many summaries: *draw a token from the target; if it equals the draft, keep the draft; if not,
 # resample from the target.*
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_01_only_the_residual_keeps_the_distribution_and_most_of_the_guesses -->
 #
@@ -72,7 +72,7 @@ widgets.predict("08b-biased", "How often does A come out of 'match, else resampl
 # %% [markdown] name="count"
 # ### The answer, by counting
 #
-# Three independent draws: guess x, the target's sample y, the second sample z. Each case has a
+# Three independent draws: draft x, the target's sample y, the second sample z. Each case has a
 # probability that is a product. Add up what comes out. No randomness, no rounding: fractions.
 
 # %% name="count-cell"
@@ -90,14 +90,14 @@ widgets.reveal("08b-biased", 100 * float(out[0]))
 
 # %% [markdown] name="count-reading"
 # The rule is biased: A is likely for both, so it comes out by agreement *and* again by resampling. And it keeps few
-# guesses, the sum of p·q. Who serves with it serves another model than the one that was evaluated.
+# drafts, the sum of p·q. Who serves with it serves another model than the one that was evaluated.
 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Lay the two distributions over each other. Where they overlap, a guess may stand: that much of q is also in p. What q has
-# too much of must sometimes be rejected. What p has more of was guessed too rarely; that is exactly what has to be drawn
-# when a guess was rejected, and **nothing else**.
+# Lay the two distributions over each other. Where they overlap, a draft may stand: that much of q is also in p. What q has
+# too much of must sometimes be rejected. What p has more of was drafted too rarely; that is exactly what has to be drawn
+# when a draft was rejected, and **nothing else**.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 p, q = (np.array([float(v) for v in values]) for values in (P, Q))
@@ -109,7 +109,7 @@ left.bar(at, low, 0.6, color=GREY, hatch="///", edgecolor="white", label="min(p,
 left.bar(at, np.maximum(q - p, 0), 0.6, bottom=low, color=ORANGE, label="q has too much: rejected")
 right.bar(at, low, 0.6, color=GREY, hatch="///", edgecolor="white", label="min(p, q): kept")
 right.bar(at, np.maximum(p - q, 0), 0.6, bottom=low, color=GREEN, label="p has more: drawn instead")
-for ax, title in ((left, "what is guessed: q"), (right, "what comes out: p")):
+for ax, title in ((left, "what is drafted: q"), (right, "what comes out: p")):
     ax.set_xticks(at, list(NAMES))
     ax.set_ylim(0, 0.95)
     tidy(ax, "", "probability", title)
@@ -117,24 +117,24 @@ for ax, title in ((left, "what is guessed: q"), (right, "what comes out: p")):
 show(
     fig,
     "Left: bars of q for A, B and C; the part that p has too is hatched, the excess of A and C is rejected. Right: the same "
-    "hatched parts, and on top, only for B, what is drawn in place of rejected guesses; together they are p.",
+    "hatched parts, and on top, only for B, what is drawn in place of rejected drafts; together they are p.",
 )
 
 # %% [markdown] name="idea-rule"
 # The orange area and the green area are equally large, since both bars sum to 1. So:
 #
-# 1. Keep guess x with probability **min(1, p(x)/q(x))**.
+# 1. Keep draft x with probability **min(1, p(x)/q(x))**.
 # 2. If it is rejected, draw from the **residual**: max(p − q, 0), divided by its sum.
 #
-# **How often is a guess kept, in per cent, with this p and q?**
+# **How often is a draft kept, in per cent, with this p and q?**
 
 # %% name="idea-predict"
-widgets.predict("08b-kept", "How often does the right rule keep a guess?", "%")
+widgets.predict("08b-kept", "How often does the right rule keep a draft?", "%")
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# A rule as two functions: with which probability is guess x kept, and what is drawn if not. Four rules, counted out.
+# A rule as two functions: with which probability is draft x kept, and what is drawn if not. Four rules, counted out.
 
 
 # %% name="scratch-rules"
@@ -143,13 +143,13 @@ def norm(weights):
 
 
 def count(keep, instead):
-    """(what comes out, share of guesses kept), exactly. keep(x): a probability; instead(x): a distribution."""
+    """(what comes out, share of drafts kept), exactly. keep(x): a probability; instead(x): a distribution."""
     out, kept = [F(0)] * len(P), F(0)
-    for x, guess in enumerate(Q):
-        kept += guess * keep(x)
-        out[x] += guess * keep(x)
+    for x, drafted in enumerate(Q):
+        kept += drafted * keep(x)
+        out[x] += drafted * keep(x)
         for y, chance in enumerate(instead(x)):
-            out[y] += guess * (1 - keep(x)) * chance
+            out[y] += drafted * (1 - keep(x)) * chance
     return out, kept
 
 
@@ -174,20 +174,20 @@ widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 # %% [markdown] name="scratch-reading"
 # The column "off" is the **total variation** between what comes out and p, TV for short: half of Σ |out − p|, the
 # probability that would have to move from some tokens to others. Two rules are exact. Accepting on a match is exact if the *same* mismatching sample is given out, but it keeps only
-# Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more of one guess: it and a token of p cannot be equal
-# more often than that. (Of several guesses in a row an exact rule that judges them together, *block verification*, can keep
+# Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more of one draft: it and a token of p cannot be equal
+# more often than that. (Of several drafts in a row an exact rule that judges them together, *block verification*, can keep
 # more.) <!-- source: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 --> Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
 # here than the naive rule's.
 #
 # **The proof**, line by line as in the engine's own file (`reference_impl/features/speculative/rejection.py`):
 #
-# - y is guessed *and* kept with probability q(y) · min(1, p(y)/q(y)) = min(p(y), q(y)).
-# - So a guess is rejected with probability 1 − Σ min(p, q) = Σ max(p − q, 0).
-# - That is the divisor of the residual: y comes out in a rejected guess's place with probability max(p(y) − q(y), 0).
+# - y is drafted *and* kept with probability q(y) · min(1, p(y)/q(y)) = min(p(y), q(y)).
+# - So a draft is rejected with probability 1 − Σ min(p, q) = Σ max(p − q, 0).
+# - That is the divisor of the residual: y comes out in a rejected draft's place with probability max(p(y) − q(y), 0).
 # - Together: min(p, q) + max(p − q, 0) = p. ∎
 #
-# A step has several guesses. Each is judged given the text that was kept before it, so each position is this argument
-# again; after the first rejection all is dropped, and after the last guess the bonus is drawn from p itself. Count it
+# A step has several drafts. Each is judged given the text that was kept before it, so each position is this argument
+# again; after the first rejection all is dropped, and after the last draft the bonus is drawn from p itself. Count it
 # for **two** tokens, where q and p of the second depend on the first:
 
 
@@ -198,7 +198,7 @@ def after(first):  # second position: other distributions, by the first token
 
 
 pairs = Counter()
-for x1, x2 in product(range(3), repeat=2):  # the guesses
+for x1, x2 in product(range(3), repeat=2):  # the drafts
     p2, q2 = after(x1)
     chance, keep1, keep2 = Q[x1] * q2[x2], min(1, P[x1] / Q[x1]), min(1, p2[x2] / q2[x2])
     pairs[x1, x2] += chance * keep1 * keep2
@@ -211,14 +211,14 @@ assert pairs == {(a, b): P[a] * after(a)[0][b] for a, b in product(range(3), rep
 print("all nine pairs, exactly:", {NAMES[a] + NAMES[b]: str(chance) for (a, b), chance in sorted(pairs.items())})
 
 # %% [markdown] name="scratch-not-drawn"
-# What if the guess was not drawn at all (an n-gram, copied)? Then q is 1 at the guess and 0 elsewhere: keep x with
-# probability p(x), else draw from p without x. And **greedy** decoding is the same rule with p = 1 at the argmax: a guess
+# What if the draft was not drawn at all (an n-gram, copied)? Then q is 1 at the draft and 0 elsewhere: keep x with
+# probability p(x), else draw from p without x. And **greedy** decoding is the same rule with p = 1 at the argmax: a draft
 # is kept if it is the argmax, and otherwise the argmax comes out.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine's rule, for all guesses of a step at once, on tensors. `u` holds two uniform numbers for each guess:
+# The engine's rule, for all drafts of a step at once, on tensors. `u` holds two uniform numbers for each draft:
 
 # %% name="engine-source"
 print(inspect.getsource(rejection.verified))
@@ -239,10 +239,10 @@ print("comes out:", [f"{share:.4f}" for share in out.tolist()])
 assert torch.allclose(out, torch.tensor([float(v) for v in P], dtype=torch.float64), atol=1e-3)
 
 # %% [markdown] name="engine-text-run"
-# Now whole requests: temperature and top-p are part of p. The draft's q is filtered the same way, and p decides what may come
-# out. (Penalties belong to p, too, and move the draft's logits by the same counts. Under a grammar the mask of each position
-# depends on the guesses before it: so the host sees the guesses first, and a row ends where the grammar forbids one.)
-# 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
+# Now whole requests: temperature and top-p are part of p. The draft model's q is filtered the same way, and p decides what may come
+# out. (Penalties belong to p, too, and move the draft model's logits by the same counts. Under a grammar the mask of each position
+# depends on the drafts before it: so the host sees the drafts first, and a row ends where the grammar forbids one.)
+# 400 requests draw three tokens with top-k 3, without a seed of their own, with two drafts a step. Second tokens
 # that followed the most frequent first one, against p:
 
 # %% name="engine-requests"
@@ -256,16 +256,16 @@ rows = [[repr(llm.tokenizer.decode([token])), f"{p_second[token]:.1%}", f"{secon
         for token in p_second.topk(3).indices.tolist()]  # fmt: skip
 assert all(p_second[token] > 0 for token in second)  # nothing that the filter forbids
 use = DraftUse.of(drawn.engine.trace.steps())
-print(f"{use.num_accepted_tokens} of {use.num_draft_tokens} guesses kept; {n} requests began alike")
+print(f"{use.num_accepted_tokens} of {use.num_draft_tokens} drafts kept; {n} requests began alike")
 widgets.table(rows, ["second token", "p", "drawn"])
 
 # %% [markdown] name="engine-seed-text"
 # ### A seed promises a text
 #
-# The distribution is kept, but *which* text is drawn depends on how many guesses were kept: rejection uses random numbers
+# The distribution is kept, but *which* text is drawn depends on how many drafts were kept: rejection uses random numbers
 # that plain decoding does not need. A request with a **seed** is promised its text, whatever the schedule. For it the
-# engine verifies otherwise: each position has one random number of its own, the target draws with it as ever, and a guess
-# is kept **if it is the token drawn**. The draft draws its guess with the *same* number: distributions that are alike then
+# engine verifies otherwise: each position has one random number of its own, the target draws with it as ever, and a draft
+# is kept **if it is the token drawn**. The draft model draws its draft with the *same* number: distributions that are alike then
 # mostly give the same token. That is a *coupling*.
 
 # %% name="engine-seed"
@@ -278,15 +278,15 @@ for k in (1, 2, 4):
     use = DraftUse.of(one.engine.trace.steps())
     lines.append([k, "yes" if list(texts[-1]) == list(plain) else "no", len(list(one.engine.trace.steps()))])
 assert all(list(text) == list(plain) for text in texts)
-widgets.table(lines, ["guesses k", "the text of plain decoding", "steps for 40 tokens"])
+widgets.table(lines, ["drafts k", "the text of plain decoding", "steps for 40 tokens"])
 
 # %% [markdown] name="coupling-text"
-# What does the promise cost? One number for both draws means that the guess is kept where the two cumulative sums put the
+# What does the promise cost? One number for both draws means that the draft is kept where the two cumulative sums put the
 # number into the same token; shared **Gumbel noise** (both take the argmax of log-probability plus the same noise) is
-# another coupling. **With p and q from above, rejection keeps 80 % of the guesses. How many does shared Gumbel noise keep?**
+# another coupling. **With p and q from above, rejection keeps 80 % of the drafts. How many does shared Gumbel noise keep?**
 
 # %% name="coupling-predict"
-widgets.predict("08b-gumbel", "How many guesses does shared Gumbel noise keep?", "%")
+widgets.predict("08b-gumbel", "How many drafts does shared Gumbel noise keep?", "%")
 
 
 # %% name="coupling"
@@ -314,7 +314,7 @@ widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 # keeps that or less. That is what a text equal for every k may cost.
 # Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV between p and q, in any order of the vocabulary. One uniform
 # depends on the order: a small shift near the start moves all later boundaries. This engine draws with one uniform unless it is
-# told `sampling_noise="gumbel"`; what each keeps of the course draft's guesses, `inferlab bench coupling` counts.
+# told `sampling_noise="gumbel"`; what each keeps of the course draft model's drafts, `inferlab bench coupling` counts.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -347,9 +347,9 @@ widgets.table([[t, f"{mean:.1%}"] for t, mean in means.items()], ["temperature",
 
 # %% [markdown] name="measure-reading"
 # What temperature does depends on the pair. Sharper distributions agree where both models have the same favourite, and
-# disagree completely where they do not; flat ones overlap in any case. This small draft often has another favourite. The
-# usual sentence, "high temperature lowers acceptance", describes drafts that mostly agree with the target's first choice
-# (and guesses that are not drawn: an n-gram is kept with p(x), which temperature flattens).
+# disagree completely where they do not; flat ones overlap in any case. This small draft model often has another favourite. The
+# usual sentence, "high temperature lowers acceptance", describes draft models that mostly agree with the target's first choice
+# (and drafts that are not drawn: an n-gram is kept with p(x), which temperature flattens).
 #
 # Now by **position** in the text, and by how certain the target is:
 
@@ -381,12 +381,12 @@ print(f"by entropy, from certain to uncertain: {', '.join(f'{a:.0%}' for _, a in
 
 # %% [markdown] name="measure-position-reading"
 # Along the text it goes up and down, without a trend that would carry on; with the target's uncertainty it changes a lot.
-# So what decides is *what* is written: predictable text is guessed well by anyone.
+# So what decides is *what* is written: predictable text is drafted well by any drafter.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
-# One guess, three uniform numbers. Move the step from 0 to 3, then the numbers. *Find u1 and u2 such that C is guessed and
+# One draft, three uniform numbers. Move the step from 0 to 3, then the numbers. *Find u1 and u2 such that C is drafted and
 # rejected; what can come out then, whatever u3 is?*
 
 # %% name="explore-widget"
@@ -421,8 +421,8 @@ print(f"one minus a running sum over two positions: {1 - 2 * theory.acceptance(p
 # %% [markdown] name="errata-drift"
 # **"In long outputs the draft drifts away from the target."** (E08.4) After every round both models continue from the
 # *same* kept text; an error lives for k tokens at most. The left picture above, over 200 tokens, has no downward trend
-# (beyond the contexts of its training a draft may get worse). What threatens acceptance is unpredictable text, another
-# domain than the draft was trained for, and a draft that handles long contexts worse than the target does. Summaries of long documents quote them, so there even copying works.
+# (beyond the contexts of its training a draft model may get worse). What threatens acceptance is unpredictable text, another
+# domain than the draft model was trained for, and one that handles long contexts worse than the target does. Summaries of long documents quote them, so there even copying works.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -430,10 +430,10 @@ print(f"one minus a running sum over two positions: {1 - 2 * theory.acceptance(p
 # As of November 2026.
 #
 # **vLLM**'s rejection sampler has the three kinds of tokens of this chapter under the names *accepted*, *recovered* (the
-# residual) and *bonus*. Greedy requests are compared with the argmax. Engines often let a draft propose its
-# likeliest token, which counts as q = 1: it is kept with p(x). Some keep a guess only if it equals the target's own sample
-# ("match, else that very sample" in section 3: exact; it keeps as many if the draft proposes its likeliest token, and
-# fewer if the draft draws), and all offer relaxed rules: more guesses kept, another distribution. Read which rule is
+# residual) and *bonus*. Greedy requests are compared with the argmax. Engines often let a draft model propose its
+# likeliest token, which counts as q = 1: it is kept with p(x). Some keep a draft only if it equals the target's own sample
+# ("match, else that very sample" in section 3: exact; it keeps as many if the draft model proposes its likeliest token, and
+# fewer if it draws), and all offer relaxed rules: more drafts kept, another distribution. Read which rule is
 # on before you call a speed-up lossless.
 #
 # "Exact" is a statement about distributions. Texts may still differ from run to run where a step of other shape rounds
@@ -454,13 +454,13 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="exact"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Keep guess x with min(1, p(x)/q(x)); otherwise draw from max(p − q, 0) over its sum. Comes out: min(p, q) +
+# - Keep draft x with min(1, p(x)/q(x)); otherwise draw from max(p − q, 0) over its sum. Comes out: min(p, q) +
 #   max(p − q, 0) = p.
-# - Kept: Σ min(p, q) = 1 − TV(p, q), where TV is half of Σ |p − q|. No exact rule keeps more of a single guess. "Match, else resample from p" is biased; "match, else that
+# - Kept: Σ min(p, q) = 1 − TV(p, q), where TV is half of Σ |p − q|. No exact rule keeps more of a single draft. "Match, else resample from p" is biased; "match, else that
 #   sample" is exact and keeps Σ p·q.
-# - Temperature and filters belong to p (and to q, so that guesses are good). Greedy: keep the argmax.
-# - A guess that was not drawn has q = 1: kept with p(x), else p without x.
-# - A seeded text is kept by coupling: the position's own random number for both; a guess is kept if it is the token
-#   drawn. The same text for every k, and as many guesses kept as by rejection or fewer.
+# - Temperature and filters belong to p (and to q, so that drafts are good). Greedy: keep the argmax.
+# - A draft that was not drawn has q = 1: kept with p(x), else p without x.
+# - A seeded text is kept by coupling: the position's own random number for both; a draft is kept if it is the token
+#   drawn. The same text for every k, and as many drafts kept as by rejection or fewer.
 # - An error lives for at most k tokens: no drift. Acceptance follows predictability, domain and sampling,
 #   and falls in contexts longer than the drafter was trained for.

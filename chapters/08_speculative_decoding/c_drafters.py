@@ -1,8 +1,8 @@
 # %% [markdown] name="title"
-# # 08c · Who guesses: draft models and feature heads
+# # 08c · Who drafts: draft models and feature heads
 #
 # About 35 minutes. You need `a_guesses`; `b_exactness` says why any of these leaves the text's distribution as it is. The
-# next notebook has guesses as trees and heads for several tokens.
+# next notebook has drafts as trees and heads for several tokens.
 
 # %% name="setup"
 import inspect
@@ -36,7 +36,7 @@ code = llm.encode(workload("code", 1)[0])
 
 
 def drafting(method, num_drafts=4):
-    """The course target with a method's guesses: so many for each decoding request in every step."""
+    """The course target with a method's drafts: so many for each decoding request in every step."""
     return LLM(course_model("target"), num_drafts=num_drafts, adaptive_drafts="off", **METHODS[method], **COMMON)
 
 
@@ -59,15 +59,15 @@ own_text = [*code, *llm.generate([code], replace(GREEDY, max_tokens=200))[0].out
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# The course has two small models that guess for the target. The **draft model** is a language model of its own: 0.82
+# The course has two small models that draft for the target. The **draft model** is a language model of its own: 0.82
 # million parameters to the target's 7.35. The **feature head** has about as many, 0.92 million, in one layer; but it is
-# fed what the target computed for the text so far. Both guess four tokens a step, greedy, on code.
+# fed what the target computed for the text so far. Both draft four tokens a step, greedy, on code.
 # <!-- stands: datasets/course_model/README.md -->
 #
-# The draft model has about a quarter of its guesses kept. **What percentage does the feature head?**
+# The draft model has about a quarter of its drafts kept. **What percentage does the feature head?**
 
 # %% name="predict"
-widgets.predict("08c-kept", "What percentage of the feature head's guesses is kept, on code, k = 4?", "%")
+widgets.predict("08c-kept", "What percentage of the feature head's drafts is kept, on code, k = 4?", "%")
 
 # %% name="question-run"
 prompts = workload("code", 4)
@@ -77,7 +77,7 @@ for method in METHODS:
     served[method].generate(prompts, GREEDY)
     use = DraftUse.of(served[method].engine.trace.steps())
     shares[method] = use.acceptance
-    print(f"{method}: {use.num_accepted_tokens} of {use.num_draft_tokens} guesses kept, {use.acceptance:.0%}")
+    print(f"{method}: {use.num_accepted_tokens} of {use.num_draft_tokens} drafts kept, {use.acceptance:.0%}")
 widgets.reveal("08c-kept", 100 * shares["feature head"])
 
 # %% [markdown] name="idea"
@@ -88,7 +88,7 @@ widgets.reveal("08c-kept", 100 * shares["feature head"])
 # director's office and reads the notes on the desk: a **feature head**, a layer whose input is the target's own
 # hidden state. The second needs less schooling, and can work for this director only.
 #
-# | who guesses | reads | costs a guess | needs |
+# | who drafts | reads | costs a draft | needs |
 # |---|---|---|---|
 # | n-grams, suffixes | the text | almost nothing | text that repeats |
 # | draft model | the text | a small model's step | a model of the same vocabulary, a cache of its own |
@@ -108,7 +108,7 @@ LANES = (
 )
 for name, y, colour, words in LANES:
     ax.text(0, y, name, va="center", fontsize=9)
-    boxes = [("text", 1.6, GREY), (words, 3.2, colour), ("guess", 5.2, SKY)]
+    boxes = [("text", 1.6, GREY), (words, 3.2, colour), ("draft", 5.2, SKY)]
     if name == "feature head":
         boxes[0] = ("target's hidden\nstate + token", 1.6, GREY)
     for text, x, shade in boxes:
@@ -118,36 +118,36 @@ for name, y, colour, words in LANES:
         ax.annotate("", (right, y), (left, y), arrowprops={"arrowstyle": "->", "color": INK})
     if name != "draft model":
         ax.text(4.3, y + 0.22, "the target's lm_head", ha="center", fontsize=7.5)
-ax.text(6.0, 1.0, "each guess is\nfed back for\nthe next one", fontsize=8, va="center")
+ax.text(6.0, 1.0, "each draft is\nfed back for\nthe next one", fontsize=8, va="center")
 ax.set_xlim(-0.1, 7.1)
 ax.set_ylim(-0.6, 2.6)
 ax.axis("off")
 show(
     fig,
-    "Three lanes. Draft model: the text goes through its own layers to a guess. Feature head: the target's hidden state and "
+    "Three lanes. Draft model: the text goes through its own layers to a draft. Feature head: the target's hidden state and "
     "the drawn token go through one layer and the target's lm_head. Early exit: the text goes through the target's first "
-    "layers and its lm_head. In all three each guess is fed back for the next one.",
+    "layers and its lm_head. In all three each draft is fed back for the next one.",
 )
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# With a draft model, guessing is plain decoding of another model, k times; only then the target runs, once.
+# With a draft model, drafting is plain decoding of another model, k times; only then the target runs, once.
 
 
 # %% name="scratch-draft"
 def speculate(prompt, num_tokens, k):
-    """Greedy. -> (output, of each step how many guesses were kept, passes of each model)."""
+    """Greedy. -> (output, of each step how many drafts were kept, passes of each model)."""
     tokens, kept_of, passes = list(prompt), [], Counter()
     while len(tokens) < len(prompt) + num_tokens:
-        guesses = []
-        for _ in range(k):  # one after another: each guess needs the one before
-            guesses.append(int(next_tokens(draft, tokens + guesses)[-1]))
+        drafts = []
+        for _ in range(k):  # one after another: each draft needs the one before
+            drafts.append(int(next_tokens(draft, tokens + drafts)[-1]))
             passes["draft"] += 1
-        right = next_tokens(target, tokens + guesses)[len(tokens) - 1 :].tolist()  # all of them at once
+        right = next_tokens(target, tokens + drafts)[len(tokens) - 1 :].tolist()  # all of them at once
         passes["target"] += 1
         kept = 0
-        while kept < k and guesses[kept] == right[kept]:
+        while kept < k and drafts[kept] == right[kept]:
             kept += 1
         tokens += right[: kept + 1]
         kept_of.append(kept)
@@ -156,16 +156,16 @@ def speculate(prompt, num_tokens, k):
 
 output, kept_of, passes = speculate(code, 24, k=3)
 assert output == own_text[len(code) :][:24]
-print(f"24 tokens, {dict(passes)} passes; kept of 3 guesses: {kept_of}")
+print(f"24 tokens, {dict(passes)} passes; kept of 3 drafts: {kept_of}")
 
 # %% [markdown] name="scratch-feature-text"
 # A feature head is one layer. At position p it takes the target's hidden state of p, and the token that was drawn from
-# it, p + 1; what comes out stands for the target's hidden state of p + 1, so the target's own lm_head turns it into a guess
-# for token p + 2. Three guesses, position by position; run j of the head reads a hidden state and the token to its right:
+# it, p + 1; what comes out stands for the target's hidden state of p + 1, so the target's own lm_head turns it into a draft
+# for token p + 2. Three drafts, position by position; run j of the head reads a hidden state and the token to its right:
 #
 # | position | p | p + 1 | p + 2 | p + 3 | p + 4 |
 # |---|---|---|---|---|---|
-# | token | in the text | drawn by the target | 1st guess | 2nd guess | 3rd guess |
+# | token | in the text | drawn by the target | 1st draft | 2nd draft | 3rd draft |
 # | hidden state | the target's | run 1 estimates it | run 2 estimates it | run 3 estimates it | |
 # | read by | run 1: state of p, token of p + 1 | run 2: state of p + 1, token of p + 2 | run 3: state of p + 2, token of p + 3 | | |
 #
@@ -175,13 +175,13 @@ print(f"24 tokens, {dict(passes)} passes; kept of 3 guesses: {kept_of}")
 print(inspect.getsource(FeatureHead._join))
 
 # %% [markdown] name="scratch-feature-run-text"
-# Over a whole text at once: how often is its guess the target's likeliest token?
+# Over a whole text at once: how often is its draft the target's likeliest token?
 
 
 # %% name="scratch-feature"
 @torch.inference_mode()
-def head_guesses(head, tokens):
-    """Of each position p the guess for token p + 2, from the target's hidden state of p and token p + 1."""
+def head_drafts(head, tokens):
+    """Of each position p the draft for token p + 2, from the target's hidden state of p and token p + 1."""
     features, c = hidden_at_all(target, tokens), head.config
     batch = ragged_batch([(tokens[1:], 0)], len(tokens) - 1, target.device, c.layer_windows)
     batch = replace(batch, logits_indices=torch.arange(len(tokens) - 1, device=target.device))
@@ -192,21 +192,21 @@ def head_guesses(head, tokens):
 head = load_feature_head(course_model("eagle"), torch.float32, target.device)
 head.follow(target)
 said, start = next_tokens(target, own_text), len(code)
-for name, guesses in (
-    ("feature head", head_guesses(head, own_text)),
+for name, drafts in (
+    ("feature head", head_drafts(head, own_text)),
     ("draft model", next_tokens(draft, own_text)[1:]),
 ):
-    right = (guesses[start:] == said[1:][start:]).float().mean()
-    print(f"{name}: {right:.0%} of first guesses are the target's likeliest token")
+    right = (drafts[start:] == said[1:][start:]).float().mean()
+    print(f"{name}: {right:.0%} of first drafts are the target's likeliest token")
 
 # %% [markdown] name="scratch-exit-text"
 # **Early exit** needs no second model at all: the target's own first layers, its last norm and its lm_head. Their keys and
 # values are the target's, so no second cache is needed. If the hidden states at the exit are kept too (LayerSkip), the
 # verifying pass can begin after them; this engine computes them again. The course target has eight layers and was
-# not trained to exit. **After six of the eight, how many first guesses are right, in per cent?**
+# not trained to exit. **After six of the eight, how many first drafts are right, in per cent?**
 
 # %% name="scratch-exit-predict"
-widgets.predict("08c-exit", "Exit after six of eight layers: how many first guesses are right?", "%")
+widgets.predict("08c-exit", "Exit after six of eight layers: how many first drafts are right?", "%")
 
 # %% name="scratch-exit"
 layers = target.layers
@@ -219,11 +219,11 @@ widgets.reveal("08c-exit", 100 * exits[6])
 rows = [[m, f"{m / 8:.3f}", f"{right:.0%}",
          *(f"{theory.speed_up(theory.expected_tokens(right, k), k, m / 8):.2f}" for k in (1, 3))]
         for m, right in exits.items()]  # fmt: skip
-widgets.table(rows, ["layers", "cost of a guess c", "right", "speed-up by formula, v = 1: k = 1", "k = 3"])
+widgets.table(rows, ["layers", "cost of a draft c", "right", "speed-up by formula, v = 1: k = 1", "k = 3"])
 
 # %% [markdown] name="scratch-exit-reading"
-# (c counts the layers only; each guess needs the lm_head as well. A verifying pass that begins after the exit would take
-# less than v = 1.) With v = 1 a single guess pays only where a > c: an exit that costs three quarters of the layers has to
+# (c counts the layers only; each draft needs the lm_head as well. A verifying pass that begins after the exit would take
+# less than v = 1.) With v = 1 a single draft pays only where a > c: an exit that costs three quarters of the layers has to
 # be right more than three quarters of the time, and the gain stays small. And a model that was trained only at its end has
 # early layers whose output its lm_head cannot use yet. Methods that do this in earnest train the exits (LayerSkip, Elhoushi
 # et al. 2024), or skip chosen layers (Zhang et al. 2023). In the engine, an exit after six layers, and no cache for it:
@@ -235,12 +235,12 @@ exiting = LLM(
 exiting.generate(prompts, GREEDY)
 use = DraftUse.of(exiting.engine.trace.steps())
 assert exiting.engine.executor.draft.own_cache is None
-print(f"early exit: {use.num_accepted_tokens} of {use.num_draft_tokens} guesses kept, {use.acceptance:.0%}, with k = 2")
+print(f"early exit: {use.num_accepted_tokens} of {use.num_draft_tokens} drafts kept, {use.acceptance:.0%}, with k = 2")
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Count what runs in one decode step with three guesses. **How many forward passes of which model?** The feature head has
+# Count what runs in one decode step with three drafts. **How many forward passes of which model?** The feature head has
 # one surprise.
 
 
@@ -267,16 +267,16 @@ for method in ("draft model", "feature head"):
     print(f"{method}: " + ", then ".join(f"{name} ({n} token{'s' * (n > 1)})" for name, n in passes_of(method)))
 
 # %% [markdown] name="engine-count-reading"
-# The draft model's first pass computes two tokens: if all of the last step's guesses were kept, the final one of them was
+# The draft model's first pass computes two tokens: if all of the last step's drafts were kept, the final one of them was
 # drawn and never computed. If fewer were, one token would do, and the engine computes two all the same: it need not ask.
-# The head's first guess takes no pass of its own: it comes out of the pass over the *last* step's tokens, which follows the
+# The head's first draft takes no pass of its own: it comes out of the pass over the *last* step's tokens, which follows the
 # target's and has the hidden states just computed. Either way the drafter also computes every token of the text. That is
 # part of c.
 
 # %% [markdown] name="engine-rollback-text"
 # ### KV roll-back, and a different number of tokens for each row
 #
-# The target wrote keys and values for its token *and* all guesses. Those of rejected guesses are wrong. Must they be
+# The target wrote keys and values for its token *and* all drafts. Those of rejected drafts are wrong. Must they be
 # erased? Watch one request: tokens it has, tokens whose keys and values count, slots it holds.
 
 # %% name="engine-rollback"
@@ -292,28 +292,28 @@ for _ in range(5):
     rows.append([f"{before} to {written - 1}", len(request.tokens) - before, request.num_computed_tokens,
                  written - request.num_computed_tokens, len(request.block_table)])  # fmt: skip
     assert request.num_computed_tokens == len(request.tokens) - 1
-widgets.table(rows, ["guessed positions", "tokens given", "computed, counts", "rolled back", "blocks"])
+widgets.table(rows, ["drafted positions", "tokens given", "computed, counts", "rolled back", "blocks"])
 
 # %% [markdown] name="engine-rollback-reading"
 # Nothing is erased: a counter goes back, and the next step writes over the wrong slots. Attention never looks beyond what
-# counts. Blocks that were reserved for guesses stay the request's, since it grows into them; none is preempted for a
-# guess. The draft's cache lies in blocks of the *same ids*, so the same block table, the same roll-back and the same
+# counts. Blocks that were reserved for drafts stay the request's, since it grows into them; none is preempted for a
+# draft. The draft model's cache lies in blocks of the *same ids*, so the same block table, the same roll-back and the same
 # prefix cache serve both.
 #
 # Rows of one step advance by different numbers of tokens. Continuous batching allows that anyway; a static batch would
-# have to wait for the slowest row. What the draft's cache costs:
+# have to wait for the slowest row. What the draft model's cache costs:
 
 # %% name="engine-memory"
 worker = engine.executor
 mine, theirs = (cache.data.numel() / cache.data.shape[2] / 16 for cache in (worker.draft.kv_cache, worker.kv_cache))
 print(
-    f"values per token: {theirs:.0f} in the target's cache, {mine:.0f} in the draft's: {mine / theirs:.1%} more memory"
+    f"values per token: {theirs:.0f} in the target's cache, {mine:.0f} in the draft model's: {mine / theirs:.1%} more memory"
 )
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Acceptance by **position** in the guesses, greedy, for each way and two kinds of text. *Do later guesses get kept more
+# Acceptance by **position** in the drafts, greedy, for each way and two kinds of text. *Do later drafts get kept more
 # rarely or more often, given that those before them were?*
 
 # %% name="measure-positions"
@@ -329,7 +329,7 @@ for method in METHODS:
         by_method[method, kind] = chances
         length = 1 + use.num_accepted_tokens / use.num_drafts
         rows.append([method, kind, *(f"{c:.0%}" for c in chances), f"{use.acceptance:.0%}", f"{length:.2f}"])
-widgets.table(rows, ["who", "text", "1st", "2nd", "3rd", "4th", "all guesses", "acceptance length"])
+widgets.table(rows, ["who", "text", "1st", "2nd", "3rd", "4th", "all drafts", "acceptance length"])
 
 # %% name="measure-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.7)
@@ -341,44 +341,44 @@ for ax, kind in zip(axes, ("repeats", "code"), strict=True):
         ax.plot(range(1, 5), by_method[method, kind], marker=marker, color=colour, label=method)
     ax.set_ylim(0, 1.02)
     ax.set_xticks(range(1, 5))
-    tidy(ax, "guess", "kept, if those before it were", kind)
+    tidy(ax, "draft", "kept, if those before it were", kind)
 axes[1].legend(fontsize=8, frameon=False)
 words = [
     f"{method} on {kind} {', '.join(f'{c:.0%}' for c in chances)}" for (method, kind), chances in by_method.items()
 ]
 show(
     fig,
-    "Acceptance over the position of the guess, given that those before it were kept, for text that repeats and for code: "
+    "Acceptance over the position of the draft, given that those before it were kept, for text that repeats and for code: "
     f"{'; '.join(words)}.",
 )
 
 # %% [markdown] name="measure-reading"
-# Two things pull on the conditional chances. Text is predictable in stretches, and once the first guess was right the step is
-# probably inside one: an n-gram's copy gets surer once it is in a repeat. But what is trained loses at the second guess. A
-# feature head has the target's hidden state for its first guess only; from there on it reads its own output, an estimate. A
-# draft model builds on its own first guess, too. (Later positions rest on few guesses here.) The *unconditional* chances fall
-# of course, and so does the share of all guesses with k.
+# Two things pull on the conditional chances. Text is predictable in stretches, and once the first draft was right the step is
+# probably inside one: an n-gram's copy gets surer once it is in a repeat. But what is trained loses at the second draft. A
+# feature head has the target's hidden state for its first draft only; from there on it reads its own output, an estimate. A
+# draft model builds on its own first draft, too. (Later positions rest on few drafts here.) The *unconditional* chances fall
+# of course, and so does the share of all drafts with k.
 #
 # ### Alignment
 #
 # A drafter is trained to predict the **target**, not the truth. The course's head was first trained on the corpus, then on
-# text of the target's own. From its card, how often each guess is the target's likeliest token, if those before it were, on
+# text of the target's own. From its card, how often each draft is the target's likeliest token, if those before it were, on
 # the target's greedy text, which repeats itself:
 #
-# | guess | 1 | 2 | 3 | 4 |
+# | draft | 1 | 2 | 3 | 4 |
 # |---|---|---|---|---|
 # | trained on the corpus | 89 % | 92 % | 92 % | 93 % |
 # | and then on the target's own text | 91 % | 92 % | 93 % | 93 % |
 # <!-- stands: datasets/course_model/README.md -->
 
 # %% [markdown] name="measure-alignment-reading"
-# A little more at the first and the third guess, nothing at the others; on text that repeats itself there was little left to
+# A little more at the first and the third draft, nothing at the others; on text that repeats itself there was little left to
 # gain. (In the engine's runs above fewer are kept.) How much alignment gives depends on how far the corpus is from what the target writes;
 # a target that was tuned afterwards (for chat, for reasoning) needs a drafter tuned on *its* text. The next notebook
 # trains a head in the cell. Drafters can also be trained **online**: a server has the target's hidden states and tokens of
 # all its traffic anyway, and a drafter that follows the traffic keeps its acceptance when users change (Liu et al. 2024,
 # "Online Speculative Decoding"). What has to be stored, of a sample of the traffic: tokens, hidden states for a feature
-# head, and the target's distribution or the best part of it where a guess was wrong. The loss is a distance between the two
+# head, and the target's distribution or the best part of it where a draft was wrong. The loss is a distance between the two
 # distributions, as in the first training (for the course's head the KL divergence). New weights can be exchanged between any
 # two steps, since the text does not depend on them; only the drafter's cache was computed with the old ones. *If acceptance fell from 0.8 to 0.6 after such a change, k = 4, c = 0.05: how much of the
 # speed-up is lost?*
@@ -395,7 +395,7 @@ widgets.reveal("08c-online", 100 * (1 - stale / fresh))
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
-# The same request, guessed for by the feature head. Drag the steps from the start: *which kind of token ends most steps?*
+# The same request, drafted for by the feature head. Drag the steps from the start: *which kind of token ends most steps?*
 
 # %% name="explore-widget"
 one = drafting("feature head")
@@ -407,7 +407,7 @@ widgets.token_origins(steps, steps[0].rows[0].request_id, output, lambda token: 
 # ## 7. What the cheat sheets get wrong
 #
 # **"Several tokens are drafted in parallel and then verified."** (E08.11) An autoregressive draft model drafts one after
-# another; what is parallel is the verification. A draft that was trained for it (PARD) guesses k tokens in one pass.
+# another; what is parallel is the verification. A draft model that was trained for it (PARD) drafts k tokens in one pass.
 # <!-- source: An et al. 2025; vLLM's `parallel_drafting` --> The passes of section 4, once more as numbers:
 
 # %% name="errata-passes"
@@ -416,7 +416,7 @@ print(dict(calls))
 assert calls == {"draft model": 3, "target": 1}
 
 # %% [markdown] name="errata-acceptance"
-# **"EAGLE-3's acceptance rate is 70-90 %."** (E08.9) Of what? Share of guesses, acceptance length and chance by position
+# **"EAGLE-3's acceptance rate is 70-90 %."** (E08.9) Of what? Share of drafts, acceptance length and chance by position
 # are three numbers, and the first depends on k even if nothing else changes. The head on code, with k from 1 to 6:
 
 # %% name="errata-three"
@@ -427,12 +427,12 @@ for k in (1, 3, 6):
     use = DraftUse.of(one.engine.trace.steps())
     first = use.accepted_per_position[0] / use.num_drafts
     rows.append([k, f"{first:.0%}", f"{use.acceptance:.0%}", f"{1 + use.num_accepted_tokens / use.num_drafts:.2f}"])
-widgets.table(rows, ["k", "first guess kept", "share of all guesses", "acceptance length"])
+widgets.table(rows, ["k", "first draft kept", "share of all drafts", "acceptance length"])
 
 # %% [markdown] name="errata-three-reading"
-# One drafter, one text: about the same first guess, and a share that falls with k. Published figures have the same freedom.
+# One drafter, one text: about the same first draft, and a share that falls with k. Published figures have the same freedom.
 # Model cards of two EAGLE-3 drafters for gpt-oss-120b state acceptance lengths of 2.8 at K = 7 (nebius) and 2.4 at K = 3
-# (SpecDrift), which count the target's own token: without it, 26 % and 47 % of the guesses.
+# (SpecDrift), which count the target's own token: without it, 26 % and 47 % of the drafts.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_09_acceptance_rate_length_and_acceptance_by_position_are_three_numbers -->
 
 # %% [markdown] name="production"
@@ -442,16 +442,16 @@ widgets.table(rows, ["k", "first guess kept", "share of all guesses", "acceptanc
 #
 # **vLLM**, **SGLang** and **TensorRT-LLM** all serve draft models and EAGLE heads. In this engine the names are
 # `speculative="draft"` and `speculative="eagle"` with `draft_model=` a folder; vLLM's configuration takes a method, a model
-# and the number of guesses.
+# and the number of drafts.
 #
 # **EAGLE** (Li et al. 2024) predicts the next feature of the target, from feature and token. **EAGLE-2** (2024) lets the
-# head's own confidence decide which guesses go on, as a tree (next notebook). **EAGLE-3** (2025) drops the loss on
+# head's own confidence decide which drafts go on, as a tree (next notebook). **EAGLE-3** (2025) drops the loss on
 # features, uses low, middle and high layers of the target as input, and trains on the head's own outputs over several
 # steps ("training-time test"). The course's head has one input, the last hidden state, and is trained over several steps.
 #
-# A draft model has to share the vocabulary; with another one guesses go through text, or are restricted to the tokens that
+# A draft model has to share the vocabulary; with another one drafts go through text, or are restricted to the tokens that
 # both have: the text stays right, and fewer are kept. It also has to be served: its weights, its cache, its parallel layout.
-# On several GPUs a small draft runs on all of the target's, or on one while the others wait.
+# On several GPUs a small draft model runs on all of the target's, or on one while the others wait.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -464,14 +464,14 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="drafters"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - An autoregressive draft model guesses one token after another: k passes of the draft, then one of the target over all guesses.
-# - One guess pays where 1 + a > v(1) + c; with v = 1 where a > c.
+# - An autoregressive draft model drafts one token after another: k passes of it, then one of the target over all drafts.
+# - One draft pays where 1 + a > v(1) + c; with v = 1 where a > c.
 # - A feature head reads the target's hidden state and the token drawn there, and uses the target's embedding and lm_head:
-#   one layer, good guesses, one target.
-# - Early exit: the target's first layers guess. c is their share of the layers and an lm_head; exits have to be trained.
+#   one layer, good drafts, one target.
+# - Early exit: the target's first layers draft. c is their share of the layers and an lm_head; exits have to be trained.
 # - Roll-back is a counter: rejected slots are overwritten, attention does not look beyond what counts. Rows advance by
 #   different numbers of tokens.
-# - The draft's cache lies beside the target's, by the same block ids. The drafter also computes every token of the text.
-# - A feature head has the target's hidden state for its first guess; after that it reads its own estimate.
+# - The draft model's cache lies beside the target's, by the same block ids. The drafter also computes every token of the text.
+# - A feature head has the target's hidden state for its first draft; after that it reads its own estimate.
 # - Train the drafter on the target's own output. Distribution shift lowers acceptance; online training follows it.
 # - Quote acceptance length with k, temperature, task and model.

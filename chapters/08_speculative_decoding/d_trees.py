@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
-# # 08d · Heads for later tokens, and trees of their guesses
+# # 08d · Heads for later tokens, and trees of their drafts
 #
-# About 40 minutes. You need `c_drafters`. First guesses come from heads that do not wait for each other, so that there are
+# About 40 minutes. You need `c_drafters`. First drafts come from heads that do not wait for each other, so that there are
 # several for each place. A chain takes one of each, and is dropped from its first wrong one on; so then several
 # continuations, a tree of them, are verified at once. That is sections 1 to 6. Section 7 has three topics of its own, each
 # under a heading: lookahead, typical acceptance, and multi-token prediction. Before it is a good place to stop, and to come
@@ -70,7 +70,7 @@ corpus = [corpus[i : i + 100] for i in range(0, 30 * 100, 100)]
 # ## 1. A question with a number
 #
 # Two small matrices on the target's last hidden state, in front of the lm_head, are trained to predict the token after next,
-# and the one after that: two guesses in one go, no second model. We train them below, in seconds. **The first of them: how often is its best guess
+# and the one after that: two drafts in one go, no second model. We train them below, in seconds. **The first of them: how often is its best draft
 # right on text of the target's own that it has not seen?**
 
 # %% name="predict"
@@ -79,7 +79,7 @@ widgets.predict("08d-head", "How often is a quickly trained head right about the
 # %% [markdown] name="heads-text"
 # A **Medusa head** (Cai et al. 2024) is a small block beside the lm_head: h + silu(W h), and then an output matrix of its own,
 # begun as a copy of lm_head. Ours share the target's lm_head, so that a head is one small matrix.
-# Head 1 predicts token p + 2 from the hidden state of p, head 2 token p + 3, and neither has the other's guess as input, nor
+# Head 1 predicts token p + 2 from the hidden state of p, head 2 token p + 3, and neither has the other's draft as input, nor
 # the token that is drawn at p + 1. Training data: hidden states of the frozen target over a text, and the text's later
 # tokens.
 
@@ -162,10 +162,10 @@ print(f"the table is right about the token after next in {sum(hits) / len(grams(
 # ## 2. The idea
 #
 # You ask the way and are told: "left, then straight on, then right". If *left* was wrong, the rest is worth nothing. Better
-# to ask for two first turns, and what follows each: a **tree**. The heads of section 1 give what it needs, a list of guesses
-# for each place. Many guesses of a tree are wrong by construction, since only one branch can be right. But a step has room.
+# to ask for two first turns, and what follows each: a **tree**. The heads of section 1 give what it needs, a list of drafts
+# for each place. Many drafts of a tree are wrong by construction, since only one branch can be right. But a step has room.
 #
-# A tree needs two changes to the pass that verifies. Each guess may attend to the text and to **its own path**, not to
+# A tree needs two changes to the pass that verifies. Each draft may attend to the text and to **its own path**, not to
 # other branches: a mask. And its position is its *depth*, not its place in the row: two alternatives for the next token
 # have the same position.
 
@@ -191,7 +191,7 @@ ax.set_ylim(-0.8, 1.7)
 ax.axis("off")
 show(
     fig,
-    "Above a chain of six guesses after the text. Below a tree of six: two alternatives for the first token, two and one "
+    "Above a chain of six drafts after the text. Below a tree of six: two alternatives for the first token, two and one "
     "for the second after them, one for the third after the best.",
 )
 
@@ -220,10 +220,10 @@ class TreeAttention:
 
 
 def tree_logits(text, tree_tokens, tree):
-    """Logits at the text's last token and at each guess of the tree, [1 + guesses, vocab_size]; one pass."""
+    """Logits at the text's last token and at each draft of the tree, [1 + drafts, vocab_size]; one pass."""
     n, g = len(text), len(tree_tokens)
     mask = torch.ones(n + g, n + g, dtype=torch.bool).tril()
-    mask[n:, n:] = torch.from_numpy(tree.mask)  # a guess sees its path, and no other branch
+    mask[n:, n:] = torch.from_numpy(tree.mask)  # a draft sees its path, and no other branch
     positions = torch.cat([torch.arange(n), torch.tensor(tree.depths) + n - 1])  # depth, not place
     return target.logits(one_pass([*text, *tree_tokens], TreeAttention(mask), positions)[n - 1 :])
 
@@ -235,7 +235,7 @@ def tree_logits(text, tree_tokens, tree):
 
 # %% name="scratch-tree"
 def grow(text, widths=(3, 2)):
-    """Guesses after text: head 1's best, and after each head 2's best, from the hidden state of the last token but one."""
+    """Drafts after text: head 1's best, and after each head 2's best, from the hidden state of the last token but one."""
     hidden = one_pass(text)[-2][None]
     levels = [
         head_logits(w, hidden)[0].softmax(-1).topk(width) for w, width in zip((head1, head2), widths, strict=True)
@@ -252,10 +252,10 @@ def grow(text, widths=(3, 2)):
 text = held_out[0][:40]
 tokens, tree = grow(text)
 logits = tree_logits(text, tokens, tree)
-for node in range(len(tokens)):  # each guess has the logits it would have had in a chain of its own
+for node in range(len(tokens)):  # each draft has the logits it would have had in a chain of its own
     path = [tokens[i] for i in tree.path(node)]
     assert torch.allclose(logits[1 + node], target.logits(one_pass([*text, *path])[-1:])[0], atol=1e-3)
-print(f"{len(tokens)} guesses in one pass, each with the logits of its own path")
+print(f"{len(tokens)} drafts in one pass, each with the logits of its own path")
 
 # %% [markdown] name="scratch-verify-text"
 # Verifying (greedy) is a walk: from the text's end to the child that is the target's likeliest token, as long as there is
@@ -276,7 +276,7 @@ def walk(logits, tokens, tree):
 
 
 # %% [markdown] name="scratch-decode-text"
-# Around it the loop: grow a tree, verify it, keep the path and the target's token. A chain of two guesses against a tree:
+# Around it the loop: grow a tree, verify it, keep the path and the target's token. A chain of two drafts against a tree:
 
 
 # %% name="scratch-decode"
@@ -294,14 +294,14 @@ plain = held_out[0][40:64]
 for widths in ((1, 1), (3, 2)):
     found, steps = decode(text, 24, widths)
     assert found == plain
-    guesses = widths[0] + widths[0] * widths[1]
-    print(f"widths {widths}: {guesses} guesses a step, {steps} steps for 24 tokens")
+    num_drafts = widths[0] + widths[0] * widths[1]
+    print(f"widths {widths}: {num_drafts} drafts a step, {steps} steps for 24 tokens")
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
 # The verification that this chapter's engine runs have used so far is a tree with one branch: the mask is the causal one,
-# the position the place. So the tree pass above, given the engine's guesses as a chain, has to keep what the engine keeps.
+# the position the place. So the tree pass above, given the engine's drafts as a chain, has to keep what the engine keeps.
 
 # %% name="engine-chain"
 chained = LLM(course_model("target"), speculative="ngram", num_drafts=4, adaptive_drafts="off", **COMMON)
@@ -317,25 +317,25 @@ while chained.engine.has_work():
         kept, own_token = walk(tree_logits(before, row.drafts, chain), list(row.drafts), chain)
         assert request.tokens[len(before) :] == [*(row.drafts[i] for i in kept), own_token]
         compared += 1
-print(f"{compared} steps with guesses: the walk keeps what the engine kept")
+print(f"{compared} steps with drafts: the walk keeps what the engine kept")
 
 # %% [markdown] name="engine-cache-text"
-# With a cache a tree costs more care than a chain. A guess's keys and values are written at a slot of its own, several for
+# With a cache a tree costs more care than a chain. A draft's keys and values are written at a slot of its own, several for
 # one position. Of the kept path they have to end up in the positions' own slots: moved after the step, or computed again.
 # And an attention kernel has to take a mask, or be called twice, over the text without a mask and over the tree with one,
 # and the two results merged as in chapter 05. The engine moves them, and its kernel takes a mask: a bit for each ancestor
-# of a guess. Of the tree in section 2, read from the right: the bit of the text's last token, then those of guesses 0 to 5
+# of a draft. Of the tree in section 2, read from the right: the bit of the text's last token, then those of drafts 0 to 5
 # ("after -1": directly after the text).
 
 # %% name="engine-mask"
 six = EngineTree.of(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))  # as paths: which child, and which of its
 mine = Tree(tuple("012345"), six.parents, (1.0,) * 6).mask
 for node, bits in enumerate(six.sees(1)[1:].tolist()):
-    print(f"guess {node}, after {six.parents[node]}: {bits:07b}")
+    print(f"draft {node}, after {six.parents[node]}: {bits:07b}")
     assert [bool(bits >> 1 + other & 1) for other in range(6)] == mine[node].tolist()
 
 # %% [markdown] name="engine-tree-text"
-# Now the feature head of `c_drafters` makes a tree of four guesses, with two after each, in place of a chain; and one that is
+# Now the feature head of `c_drafters` makes a tree of four drafts, with two after each, in place of a chain; and one that is
 # grown anew in each step, `"dynamic"` (section 5 says how).
 # (In float64: a step of thirteen tokens adds in another order than a step of one, and rounding in float32 could decide between
 # two tokens that are nearly equally likely. Then the texts would differ without a fault.)
@@ -345,18 +345,18 @@ shapes = {"chain of two": {"num_drafts": 2, "adaptive_drafts": "off"}, "tree of 
           "grown in each step": {"draft_tree": "dynamic"}}  # fmt: skip
 texts, steps, exact = [], {}, COMMON | {"dtype": "float64"}
 for name, options in {"plain": {}, **shapes}.items():
-    guessing = {"draft_model": course_model("eagle")} if options else {}
-    llm = LLM(course_model("target"), **guessing, **options, **exact)
+    drafter = {"draft_model": course_model("eagle")} if options else {}
+    llm = LLM(course_model("target"), **drafter, **options, **exact)
     request = llm.engine.add(repeating, replace(GREEDY, max_tokens=60))
     while llm.engine.has_work():
         llm.engine.step()
     texts.append(request.output_tokens)
     steps[name] = len(llm.engine.trace.steps())
 assert all(text == texts[0] for text in texts)
-widgets.table([[name, number] for name, number in steps.items()], ["guesses", "steps for the same 60 tokens"])
+widgets.table([[name, number] for name, number in steps.items()], ["drafts", "steps for the same 60 tokens"])
 
 # %% [markdown] name="engine-tree-reading"
-# Twelve guesses a step in both trees, and the text is the same. Whether fewer steps are worth it depends on v(12).
+# Twelve drafts a step in both trees, and the text is the same. Whether fewer steps are worth it depends on v(12).
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -375,36 +375,36 @@ widgets.table(
 
 # %% [markdown] name="measure-shapes-text"
 # A tree's expected tokens: 1, plus the chance that its first level has the right token, plus that the second has, too. (Taken
-# as independent here.) The cost is v(number of guesses). **Which shape has the best speed-up if each guess costs 1 % of a step
-# to verify: 1 by 1, 2 by 1, 4 by 2, 8 by 4 or 8 by 8? Predict its number of guesses.**
+# as independent here.) The cost is v(number of drafts). **Which shape has the best speed-up if each draft costs 1 % of a step
+# to verify: 1 by 1, 2 by 1, 4 by 2, 8 by 4 or 8 by 8? Predict its number of drafts.**
 
 # %% name="measure-shapes-predict"
-widgets.predict("08d-shape", "Number of guesses of the best of the five shapes at 1 % a guess?", "guesses")
+widgets.predict("08d-shape", "Number of drafts of the best of the five shapes at 1 % a draft?", "drafts")
 
 # %% name="measure-shapes"
 at = {1: 0, 2: 1, 4: 2, 8: 3}
 rows, best = [], (0.0, 0)
 for first, second in ((1, 1), (2, 1), (4, 2), (8, 4), (8, 8)):
-    guesses = first + first * second
+    num_drafts = first + first * second
     a1, a2 = table["head 1"][at[first]], table["head 2"][at[second]]
     expected = theory.expected_tokens_by_position([a1, a2])
-    gains = [theory.speed_up(expected, guesses, 0, 1 + cost * guesses) for cost in (0.0, 0.01, 0.05)]
-    best = max(best, (gains[1], guesses))
-    rows.append([f"{first} by {second}", guesses, f"{expected:.2f}", *(f"{gain:.2f}" for gain in gains)])
+    gains = [theory.speed_up(expected, num_drafts, 0, 1 + cost * num_drafts) for cost in (0.0, 0.01, 0.05)]
+    best = max(best, (gains[1], num_drafts))
+    rows.append([f"{first} by {second}", num_drafts, f"{expected:.2f}", *(f"{gain:.2f}" for gain in gains)])
 widgets.reveal("08d-shape", best[1])
-widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess", "5 % a guess"])
+widgets.table(rows, ["shape", "drafts", "tokens a step", "v = 1", "1 % a draft", "5 % a draft"])
 
 # %% [markdown] name="measure-shapes-reading"
-# Width pays slowly: doubling that of a level doubles its guesses and all below them, and what is kept grows far less. So trees are for small batches, where
-# a step has room. EAGLE-2 makes the tree deep where the head is sure and wide where it is not: it expands the guesses with the
+# Width pays slowly: doubling that of a level doubles its drafts and all below them, and what is kept grows far less. So trees are for small batches, where
+# a step has room. EAGLE-2 makes the tree deep where the head is sure and wide where it is not: it expands the drafts with the
 # largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
 # engine that is `draft_tree="dynamic"`, the last row of the table in section 4.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
-# The tree that was verified above, at the same place, with the path that the target kept. *Choose a guess on the second
-# level: which row of the mask is its, and why is the guess beside it masked?*
+# The tree that was verified above, at the same place, with the path that the target kept. *Choose a draft on the second
+# level: which row of the mask is its, and why is the draft beside it masked?*
 
 # %% name="explore-widget"
 text = held_out[0][:44]
@@ -468,21 +468,21 @@ for method, drafts in (("ngram", {"num_drafts": 4}), ("lookahead", {})):
     written.append(request.output_tokens)
     use = DraftUse.of(one.engine.trace.steps())
     print(
-        f"{method}: {len(one.engine.trace.steps())} steps, {use.num_draft_tokens} guesses, {use.num_accepted_tokens} kept"
+        f"{method}: {len(one.engine.trace.steps())} steps, {use.num_draft_tokens} drafts, {use.num_accepted_tokens} kept"
     )
 assert written[0] == written[1]
 print("from the pool:", [llm.tokenizer.decode(gram) for gram in useful])
 
 # %% [markdown] name="errata-lookahead-reading"
-# Lookup's guesses are few, since it needs a repetition. Lookahead has up to twelve in every step from the second on, most of
+# Lookup's drafts are few, since it needs a repetition. Lookahead has up to twelve in every step from the second on, most of
 # them wrong: whether that pays is v(12) again.
 
 # %% [markdown] name="errata-typical-text"
 # ### Typical acceptance
 #
 # **"Medusa, EAGLE and lookahead preserve the distribution."** (E08.6) The *rule of acceptance* does, or does not. Medusa's
-# default for sampling is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
-# whether it comes as often as p has it. What comes out, at positions of the course target, if head 1 draws the guesses:
+# default for sampling is **typical acceptance**: keep draft x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
+# whether it comes as often as p has it. What comes out, at positions of the course target, if head 1 draws the drafts:
 
 # %% name="errata-typical"
 hidden, wanted = pairs(held_out, 1)
@@ -496,9 +496,7 @@ rest = (p - q).clamp(min=0)
 exact = torch.minimum(p, q) + rest  # rejection: the residual times its own probability
 for name, out, kept in (("typical", typical, torch.where(plausible, q, 0)), ("rejection", exact, torch.minimum(p, q))):
     off = (out - p).abs().sum(-1) / 2
-    print(
-        f"{name}: keeps {kept.sum(-1).mean():.0%} of the guesses; total variation from p: {off.mean():.3f} on average"
-    )
+    print(f"{name}: keeps {kept.sum(-1).mean():.0%} of the drafts; total variation from p: {off.mean():.3f} on average")
 assert torch.allclose(exact, p)
 assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 
@@ -511,10 +509,10 @@ assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 # ### Multi-token prediction
 #
 # **"Multi-token prediction predicts directly, not autoregressively."** (E08.7) Two designs have the name. *Parallel heads*
-# (Gloeckle et al. 2024; Medusa) have the same state as input, and not each other's guesses. *Sequential modules* (DeepSeek-V3)
+# (Gloeckle et al. 2024; Medusa) have the same state as input, and not each other's drafts. *Sequential modules* (DeepSeek-V3)
 # take the module before and the token in between, so they keep the chain.
 #
-# A drafter that gives k guesses in *one* pass (parallel heads; diffusion models that fill a block) costs c once, not k
+# A drafter that gives k drafts in *one* pass (parallel heads; diffusion models that fill a block) costs c once, not k
 # times. With equal acceptance, that moves the best k:
 
 # %% name="errata-block"
@@ -534,7 +532,7 @@ for a in (0.6, 0.8, 0.9):
 widgets.table(rows, ["acceptance", "k passes, best", "one pass, k = 4", "k = 8", "k = 16"])
 
 # %% [markdown] name="errata-block-reading"
-# (c = 0.1, v = 1.) The catch is the acceptance: guesses made without each other fit together worse. What parallel heads
+# (c = 0.1, v = 1.) The catch is the acceptance: drafts made without each other fit together worse. What parallel heads
 # cannot express:
 
 # %% name="errata-mtp"
@@ -586,7 +584,7 @@ show(
 # %% [markdown] name="errata-mtp-reading"
 # DeepSeek-V3 was released with one such module: 11.5 billion parameters of its own, counted as 14 billion with its copies of
 # embedding and head. Used as a drafter, it is built like the feature head of `c_drafters`, with one norm more, and like
-# that one can be run again on its own output for more guesses: in this engine `speculative="mtp"`. The course model was not
+# that one can be run again on its own output for more drafts: in this engine `speculative="mtp"`. The course model was not
 # trained with one; `course_model("mtp")` was trained after it, from the feature head's weights. Both kinds, as the course has
 # them, on the same prompts:
 # <!-- source: DeepSeek-V3 technical report and model card, 2024-12 -->
@@ -603,7 +601,7 @@ for name, kind in (("medusa", "parallel heads"), ("mtp", "a sequential module, r
 widgets.table(rows, ["drafter", "kind", "1st", "2nd", "3rd", "4th", "acceptance length"])
 
 # %% [markdown] name="errata-mtp-engine-reading"
-# (Chances given that the guesses before were kept.) The heads' first guess is worse already: they do not have the token that
+# (Chances given that the drafts before were kept.) The heads' first draft is worse already: they do not have the token that
 # was drawn at p + 1, and they are small, one matrix each.
 
 # %% [markdown] name="production"
@@ -611,10 +609,10 @@ widgets.table(rows, ["drafter", "kind", "1st", "2nd", "3rd", "4th", "acceptance 
 #
 # As of November 2026.
 #
-# **SGLang** verifies trees of EAGLE guesses (number of steps, width and total are options); **TensorRT-LLM** has
+# **SGLang** verifies trees of EAGLE drafts (number of steps, width and total are options); **TensorRT-LLM** has
 # EAGLE, with trees as an option, and MTP modules; **vLLM** verifies chains by default, with draft models, EAGLE, Medusa heads,
 # MTP modules and n-grams. A tree that pays at batch 1 is a loss in a full batch, which is why engines that serve many
-# requests keep to chains, or to few guesses.
+# requests keep to chains, or to few drafts.
 #
 # Papers: Medusa (Cai et al. 2024), Lookahead (Fu et al. 2024), SpecInfer (Miao et al. 2024, trees and their mask), EAGLE-2
 # (Li et al. 2024), multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024). Exact sampling from a tree is rejection
@@ -635,11 +633,11 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="trees"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Tree: alternatives are verified in one pass. Mask: the text and the guess's own path. Position: depth. Kept: the path
+# - Tree: alternatives are verified in one pass. Mask: the text and the draft's own path. Position: depth. Kept: the path
 #   of the target's own tokens. The kept path's keys and values have to move to their positions' slots.
-# - Doubling the width of a level doubles its guesses and all below them, and what is kept grows far less: for small batches.
+# - Doubling the width of a level doubles its drafts and all below them, and what is kept grows far less: for small batches.
 # - Medusa: heads on the last hidden state, all at once. MTP: parallel heads, or sequential modules that keep the chain.
 # - Lookahead: Jacobi window, pool of n-grams, verification, in one pass. Prompt lookup: a copy. Not the same.
-# - k guesses in one pass cost c once; what they lose is that none depends on another.
+# - k drafts in one pass cost c once; what they lose is that none depends on another.
 # - Exact is the rule of acceptance, not the drafter. Typical acceptance is approximate.
 # - Train drafters on the target's own text.

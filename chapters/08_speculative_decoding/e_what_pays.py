@@ -2,7 +2,7 @@
 # # 08e · What pays
 #
 # About 40 minutes. You need `a_guesses` and `c_drafters`. Fewer steps are not less time. Here the speed-up is predicted,
-# for machines and loads, and then measured; and the engine decides by itself how many guesses to make.
+# for machines and loads, and then measured; and the engine decides by itself how many drafts to make.
 
 # %% name="setup"
 import inspect
@@ -41,7 +41,7 @@ h100, h100x4 = (
 
 
 def drafting(method=None, num_drafts=4, adaptive="off"):
-    """The course target with a method's guesses, or without any."""
+    """The course target with a method's drafts, or without any."""
     options = METHODS[method] | {"num_drafts": num_drafts, "adaptive_drafts": adaptive} if method else {}
     return LLM(course_model("target"), **options, **COMMON)
 
@@ -53,7 +53,7 @@ def prompts_of(kind, batch):
 
 
 def run(llm, prompts, sampling=GREEDY):
-    """-> (seconds of decoding steps, tokens of a row and step, guesses of a row and step, use)."""
+    """-> (seconds of decoding steps, tokens of a row and step, drafts of a row and step, use)."""
     llm.engine.trace.events.clear()
     llm.generate(prompts, sampling)
     steps = [s for s in llm.engine.trace.steps() if all(row.num_tokens == 1 for row in s.rows)]
@@ -70,12 +70,12 @@ def gain(where, a, k, c, batch, context):
 # ## 1. A question with a number
 #
 # An 8B model on one H100, context 500 for each request; half of the peak and 80 % of the bandwidth are reached. A draft
-# gives four guesses, each costs 5 % of a step, and each is kept with probability 0.8. At batch 1 that is nearly three times as fast.
+# model makes four drafts, each costs 5 % of a step, and each is kept with probability 0.8. At batch 1 that is nearly three times as fast.
 #
-# The batch grows: 2, 4, 8, ... **At which of these batches is it slower than without guesses for the first time?**
+# The batch grows: 2, 4, 8, ... **At which of these batches is it slower than without drafts for the first time?**
 
 # %% name="predict"
-widgets.predict("08e-batch", "Smallest power of two at which four guesses lose (a = 0.8)?", "requests")
+widgets.predict("08e-batch", "Smallest power of two at which four drafts lose (a = 0.8)?", "requests")
 
 # %% name="question-run"
 batches = [2**n for n in range(10)]
@@ -90,12 +90,12 @@ widgets.table([["times as fast", *(f"{gains[b]:.2f}" for b in batches)]], ["requ
 # A bus leaves with two passengers. Another eight cost nothing: there are free seats. If it leaves full, each one who comes
 # along on the chance of being useful takes the seat of somebody who is.
 #
-# A round makes $k$ guesses of $c$ each and verifies them in $v(k)$, counted in steps without guesses, and gives $E$ tokens:
+# A round makes $k$ drafts of $c$ each and verifies them in $v(k)$, counted in steps without drafts, and gives $E$ tokens:
 #
 # $$\text{speed-up} = \frac{E(a, k)}{v(k) + k\,c}$$
 #
-# - **a**, acceptance: who guesses, what is written, how it is sampled.
-# - **c**, the cost of a guess in steps without guesses.
+# - **a**, acceptance: who drafts, what is written, how it is sampled.
+# - **c**, the cost of a draft in steps without drafts.
 # - **v(k)**, what verifying costs: model, machine, **batch**, **context**.
 #
 # a belongs to drafter, text and sampling. c and v belong to machine and *load*, and change by the minute. "2 to 3 times
@@ -132,23 +132,23 @@ show(
 # %% [markdown] name="idea-reading"
 # (By formula, a = 0.7; a star marks a loss; grey: the caches do not fit beside the weights, with 90 % of the memory in use.)
 # Small batches gain everywhere. In a large batch it is the **context** that decides: reading the caches is bound by bytes again, and
-# the guesses of one request share its cache.
+# the drafts of one request share its cache.
 #
 # At long contexts the formula gives too much: it lets the products of the matrices run while caches are read. Layers run one
 # after another, so an engine gets less. Without that overlap, with all of the bandwidth and 70 % of the peak FLOP/s in the
-# products (80 % and 50 % in the picture), three guesses at batch 256 make a step of the 8B on this GPU 1.81 times as long at
+# products (80 % and 50 % in the picture), three drafts at batch 256 make a step of the 8B on this GPU 1.81 times as long at
 # a context of 1,500, and 2.6 times at 500.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_08_verifying_drafts_in_a_large_batch_costs_a_longer_step_unless_the_context_is_long -->
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# How many guesses? One more is worth it as long as what it adds pays for what it takes.
+# How many drafts? One more is worth it as long as what it adds pays for what it takes.
 
 
 # %% name="scratch-best"
 def best(a, c, v, most=16):
-    """(speed-up, k) of the best number of guesses; v(k): a function. k = 0: none."""
+    """(speed-up, k) of the best number of drafts; v(k): a function. k = 0: none."""
     found = (1.0, 0)
     for k in range(1, most + 1):
         expected = sum(a**i for i in range(k + 1))
@@ -168,23 +168,23 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 
 # %% [markdown] name="scratch-reading"
 # No fixed k is right: the best one falls with the batch and rises with the acceptance. And **the win condition** has a
-# simple form for one guess: 1 + a > v(1) + c.
+# simple form for one draft: 1 + a > v(1) + c.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The j-th guess is kept with all before it with probability a^j, so it adds a^j tokens. It is worth its time while that is
-# more than its **price**: the tokens that come anyway in the time that one more guess takes. Where the two cross is the
-# number of guesses. *An 8B on an H100, a = 0.8: how many guesses are worth it at batch 64, where the price was small at
+# The j-th draft is kept with all before it with probability a^j, so it adds a^j tokens. It is worth its time while that is
+# more than its **price**: the tokens that come anyway in the time that one more draft takes. Where the two cross is the
+# number of drafts. *An 8B on an H100, a = 0.8: how many drafts are worth it at batch 64, where the price was small at
 # batch 16?*
 
 # %% name="engine-price-predict"
-widgets.predict("08e-price", "Guesses worth their price at batch 64, a = 0.8?", "guesses")
+widgets.predict("08e-price", "Drafts worth their price at batch 64, a = 0.8?", "drafts")
 
 
 # %% name="engine-price"
 def price(a, c, v, j):
-    """The tokens that the best number of guesses gives in the time of the j-th one."""
+    """The tokens that the best number of drafts gives in the time of the j-th one."""
     return best(a, c, v)[0] * (v(j) - v(j - 1) + c)
 
 
@@ -194,7 +194,7 @@ for batch in (16, 64):
     prices[batch] = [price(0.8, 0.05, v, j) for j in range(1, 9)]
     worth = sum(0.8**j > p for j, p in enumerate(prices[batch], 1))
     assert worth == best(0.8, 0.05, v, most=8)[1]  # the same number as by trying all
-    print(f"batch {batch}: {worth} of 8 guesses are worth their price")
+    print(f"batch {batch}: {worth} of 8 drafts are worth their price")
 widgets.reveal("08e-price", worth)
 
 # %% name="engine-price-figure" jupyter={"source_hidden": true}
@@ -203,16 +203,16 @@ ax = fig.subplots()
 ax.bar(range(1, 9), [0.8**j for j in range(1, 9)], color=BLUE, width=0.6, label="tokens it adds, 0.8^j")
 for (batch, found), style in zip(prices.items(), (":", "-"), strict=True):
     ax.step(range(1, 9), found, style, where="mid", color=RED, label=f"price at batch {batch}")
-tidy(ax, "the j-th guess", "tokens")
+tidy(ax, "the j-th draft", "tokens")
 ax.legend(fontsize=8, frameon=False)
 said = "; ".join(f"at batch {b}: " + ", ".join(f"{p:.2f}" for p in found) for b, found in prices.items())
-show(fig, f"What the first to the eighth guess add, 0.8 to {0.8**8:.2f} tokens, and their prices {said}.")
+show(fig, f"What the first to the eighth draft add, 0.8 to {0.8**8:.2f} tokens, and their prices {said}.")
 
 # %% [markdown] name="engine-price-reading"
 # The engine knows neither a nor v. It measures, while it serves, what steps of different sizes take, and how often each
-# request's guesses are kept: at first it assumes 0.8, and what a request's own guesses show counts the more, the more of
-# them there were. Two things the picture leaves out: a model that guesses runs once for each further guess for *all*
-# requests of a step, so how deep a step guesses is decided for all together (the second function); and it computes every
+# request's drafts are kept: at first it assumes 0.8, and what a request's own drafts show counts the more, the more of
+# them there were. Two things the picture leaves out: a model that drafts runs once for each further draft for *all*
+# requests of a step, so how deep a step drafts is decided for all together (the second function); and it computes every
 # token of a step, to keep up with the text, so the engine switches it off where tokens do not come at least 8 % faster
 # than without, and tries it again seldom. The two functions: <!-- stands: reference_impl/features/speculative/payoff.py -->
 
@@ -229,10 +229,10 @@ rows = []
 for batch in (1, 16):
     for kind in ("repeats", "code"):
         llm = drafting("feature head", adaptive="on")
-        _, tokens, guesses, use = run(llm, prompts_of(kind, batch))
-        rows.append([kind, batch, f"{guesses:.2f}", f"{tokens:.2f}", use.num_steps_off])
+        _, tokens, drafts, use = run(llm, prompts_of(kind, batch))
+        rows.append([kind, batch, f"{drafts:.2f}", f"{tokens:.2f}", use.num_steps_off])
 widgets.table(
-    rows, ["text", "batch", "guesses of a row", "tokens of a row", "steps without guesses, since they would lose"]
+    rows, ["text", "batch", "drafts of a row", "tokens of a row", "steps without drafts, since they would lose"]
 )
 
 # %% [markdown] name="engine-run-reading"
@@ -254,15 +254,15 @@ page = counts.text().decode().splitlines()
 print("\n".join(line for line in page if "spec_decode" in line and "created" not in line and not line.startswith("#")))
 
 # %% [markdown] name="engine-metrics-reading"
-# Acceptance length = 1 + accepted / drafts; share of guesses = accepted / draft tokens; by position: each counter over
-# `spec_decode_num_drafts`. None of these is a speed-up: watch time per output token beside them.
+# In the first name a draft is a row of draft tokens. Acceptance length = 1 + accepted / rows; share of drafts kept = accepted /
+# draft tokens; by position: each counter over the rows. None of these is a speed-up: watch time per output token beside them.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
 # **When does it stop paying as the batch grows? First predict, then measure**, on this machine, with n-grams on text that
-# repeats (c almost 0). The prediction uses two things: tokens and guesses of a row, from one run at batch 1; and the time
-# of a step with guesses at each batch, from guesses that are always wrong.
+# repeats (c almost 0). The prediction uses two things: tokens and drafts of a row, from one run at batch 1; and the time
+# of a step with drafts at each batch, from drafts that are always wrong.
 
 # %% name="measure-prepare"
 BATCHES = (1, 4, 16)
@@ -275,15 +275,15 @@ class Wrong:  # in place of the n-grams
 
 plain, lookup, wrong = drafting(), drafting("n-grams"), drafting("n-grams")
 wrong.engine.scheduler.host_proposer, wrong.engine.scheduler._keeper = Wrong(), None
-_, tokens_of_row, guesses_of_row, _ = run(lookup, prompts_of("repeats", 1))
+_, tokens_of_row, drafts_of_row, _ = run(lookup, prompts_of("repeats", 1))
 v_full = {}
 for batch in BATCHES:
     seconds = {}
     for name, llm in (("plain", plain), ("wrong", wrong)):
-        took, tokens, guesses, _ = run(llm, prompts_of("repeats", batch), replace(GREEDY, max_tokens=10))
+        took, tokens, drafts, _ = run(llm, prompts_of("repeats", batch), replace(GREEDY, max_tokens=10))
         seconds[name] = took * tokens  # of as many tokens: a step's time
-    v_full[batch] = 1 + (seconds["wrong"] / seconds["plain"] - 1) * 4 / guesses
-predicted = {b: tokens_of_row / (1 + (v_full[b] - 1) * guesses_of_row / 4) for b in BATCHES}
+    v_full[batch] = 1 + (seconds["wrong"] / seconds["plain"] - 1) * 4 / drafts
+predicted = {b: tokens_of_row / (1 + (v_full[b] - 1) * drafts_of_row / 4) for b in BATCHES}
 print("v(4) here: " + ", ".join(f"{v:.2f} at batch {b}" for b, v in v_full.items()))
 print("predicted: " + ", ".join(f"{gain:.2f} at batch {b}" for b, gain in predicted.items()))
 
@@ -313,7 +313,7 @@ ax = fig.subplots()
 ax.plot(BATCHES, [predicted[b] for b in BATCHES], "--", color=GREY, label="n-grams, predicted from batch 1 and v")
 for (name, found), marker, colour in zip(measured.items(), "o^", (BLUE, GREEN), strict=True):
     ax.plot(BATCHES, [found[b] for b in BATCHES], marker=marker, color=colour, label=f"{name}, measured")
-ax.axhline(1, color=RED, linestyle=":", label="without guesses")
+ax.axhline(1, color=RED, linestyle=":", label="without drafts")
 ax.set_xscale("log", base=2)
 ax.set_xticks(BATCHES, BATCHES)
 ax.minorticks_off()
@@ -331,7 +331,7 @@ show(fig, f"Speed-up over the batch on this machine, k = 4, text that repeats, a
 #
 # ### Acceptance by kind of text and by temperature
 #
-# Text is generated at the temperature, and guessed for at the same. *Which of the three ways suffers most from
+# Text is generated at the temperature, and drafted for at the same. *Which of the three ways suffers most from
 # temperature?*
 
 # %% name="measure-kinds"
@@ -346,16 +346,16 @@ for name in METHODS:
             sampling = replace(GREEDY, temperature=temperature, max_tokens=24)
             tokens.append(f"{run(llm, prompts, sampling)[1]:.2f}")
         rows.append([name, kind, *tokens])
-widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
+widgets.table(rows, ["who drafts", "text", "T = 0", "T = 0.6", "T = 1.2"])
 
 # %% [markdown] name="measure-kinds-reading"
-# (Tokens of a row and step, with a few dozen steps each: look at the large differences only.) n-grams lose twice: hot text repeats less, so fewer guesses
-# are made; and a copied guess is kept with probability p(x), which falls. What is *drawn* from a model at the same
+# (Tokens of a row and step, with a few dozen steps each: look at the large differences only.) n-grams lose twice: hot text repeats less, so fewer drafts
+# are made; and a copied draft is kept with probability p(x), which falls. What is *drawn* from a model at the same
 # temperature suffers less, since both distributions flatten.
 #
-# **When it fails**, then: drafts that are badly aligned; guesses that are expensive (see the exercise); full batches at short
-# context; a mixture of experts in a batch of a few (`a_guesses`); temperature, for guesses that are not drawn (copies, and
-# drafts by argmax, which most engines take by default). The adaptive k of section 4 is there for these: it makes fewer guesses or none, so
+# **When it fails**, then: drafters that are badly aligned; drafts that are expensive (see the exercise); full batches at short
+# context; a mixture of experts in a batch of a few (`a_guesses`); temperature, for drafts that are not drawn (copies, and
+# drafts by argmax, which most engines take by default). The adaptive k of section 4 is there for these: it makes fewer drafts or none, so
 # that what is left of the loss is what finding out costs.
 
 # %% [markdown] name="exercise"
@@ -369,10 +369,10 @@ widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
 #
 # with the two folders as options (`--help` names them). Without them it takes the course models, which are the declared form of
 # this exercise for a CPU: the ratio of their sizes is about that of a 1B and a 7B. First the prediction, then the run.
-# **By bytes alone (batch 1, all weights read once), a guess costs the ratio of the sizes. What is c, measured here?**
+# **By bytes alone (batch 1, all weights read once), a draft costs the ratio of the sizes. What is c, measured here?**
 
 # %% name="exercise-predict"
-widgets.predict("08e-pair", "c of the course's draft on this machine, in steps of the target?", "steps")
+widgets.predict("08e-pair", "c of the course's draft model on this machine, in steps of the target?", "steps")
 
 # %% name="exercise-run"
 found = measure(course_model("target"), course_model("draft"), (1, 2, 4), dtype="float32", kv_cache_bytes=2**23)
@@ -382,15 +382,15 @@ rows = [[r["k"], f"{r['acceptance']:.0%}", f"{r['tokens_per_row']:.2f}", f"{r['v
 print(f"by bytes c = {0.82 / 7.35:.2f}")
 one = found[0]
 print(
-    f"one guess: {one['tokens_per_row']:.2f} tokens a step, in the time of v(1) + c = {one['v'] + one['c']:.2f} steps"
+    f"one draft: {one['tokens_per_row']:.2f} tokens a step, in the time of v(1) + c = {one['v'] + one['c']:.2f} steps"
 )
-widgets.table(rows, ["k", "guesses kept", "tokens a step", "v", "c", "by formula, decoding", "measured, whole run"])
+widgets.table(rows, ["k", "drafts kept", "tokens a step", "v", "c", "by formula, decoding", "measured, whole run"])
 
 # %% [markdown] name="exercise-reading"
-# The draft costs more than its bytes say, between a fifth more and three times as much in the runs that we took: on a CPU, and for models this small
-# on a GPU too, a pass has fixed costs (launches, Python, layout of a batch), and the draft also computes the text's own tokens. One guess a step gains only where
+# The draft model costs more than its bytes say, between a fifth more and three times as much in the runs that we took: on a CPU, and for models this small
+# on a GPU too, a pass has fixed costs (launches, Python, layout of a batch), and it also computes the text's own tokens. One draft a step gains only where
 # its tokens are more than v(1) + c: the line above the table has both. On a large machine by formula, an 8B for a 70B on four
-# H100 (the draft reads with one GPU's bandwidth, the target with that of four, so c is not the ratio of the sizes):
+# H100 (the draft model reads with one GPU's bandwidth, the target with that of four, so c is not the ratio of the sizes):
 
 # %% name="exercise-gpu"
 draft = replace(h100, num_devices=1)
@@ -405,7 +405,7 @@ widgets.table(rows, ["batch", "step of the 70B", "c of the 8B on one H100", "bes
 # ## 6. Explore
 #
 # The formula, with this machine's measured points. *Find a load on the H100 in which k = 8 is best, and one in which no
-# guess is.*
+# draft is.*
 
 
 # %% name="explore-widget"
@@ -421,7 +421,7 @@ widgets.speculation(points, {"this machine, course model": here}, acceptance=0.7
 # ## 7. What the cheat sheets get wrong
 #
 # **"At high batch it still helps if the draft is fast" and "the gain is only at batch 1".** (E08.8) Both, and neither: it
-# depends on what binds the step. 8B, three guesses, a = 0.8, a draft that costs *nothing*:
+# depends on what binds the step. 8B, three drafts, a = 0.8, a drafter that costs *nothing*:
 
 # %% name="errata-batch"
 fast = Deployment(shape_of("llama-3-8b"), device("H100"), mfu=0.7, mbu=0.8)
@@ -435,11 +435,11 @@ for context in (100, 500, 1500):
 widgets.table(rows, ["context", "batch 1", "64", "256", "512"])
 
 # %% [markdown] name="errata-batch-reading"
-# At a context of 100 a free and good draft still *loses* in the two large batches: what costs is verification. The cited
+# At a context of 100 a free and good drafter still *loses* in the two large batches: what costs is verification. The cited
 # criterion ("γ-tolerance", a submission to ICLR 2026) says the same: the ratio of drafting and verifying times has to stay
 # below what the acceptance gives; its authors find that most drafters violate it at large batches. In this chapter's terms
-# $k c + v(k) < E$, so the ratio $k c / v(k)$ has to stay below $E / v(k) - 1$, and a guess may cost at most
-# $(E - v(k)) / k$ steps. Below 0, no draft pays:
+# $k c + v(k) < E$, so the ratio $k c / v(k)$ has to stay below $E / v(k) - 1$, and a draft may cost at most
+# $(E - v(k)) / k$ steps. Below 0, no drafter pays:
 
 # %% name="errata-tolerance"
 rows, expected = [], theory.expected_tokens(0.8, 3)
@@ -470,13 +470,13 @@ print(f"a = 0.4, k = 4, c = 0.2 gives {gain(h100, 0.4, 4, 0.2, 1, 1000):.2f}: sl
 # As of November 2026.
 #
 # **vLLM** reports `spec_decode_num_drafts`, `spec_decode_num_draft_tokens`, `spec_decode_num_accepted_tokens` and the latter
-# per position. Schedulers count guesses in the token budget of a step, so guesses compete with chunks of prompts. Engines
+# per position. Schedulers count draft tokens in the token budget of a step, so drafts compete with chunks of prompts. Engines
 # by now can lower k, or end it, by batch size or acceptance; look for the option in yours. Adaptive schemes (Liu et al. 2024,
 # SmartSpec) choose k by load and acceptance, as the engine here does.
 #
 # Before you turn it on: measure TPOT and throughput **at your load**, with your texts and temperatures. Watch acceptance by
 # position over time: a drop after a change of model or prompt template is a drafter that has gone stale. Count the
-# draft's memory: its weights and cache take room for requests.
+# draft model's memory: its weights and cache take room for requests.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -491,11 +491,11 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="pays"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Speed-up = E(a, k) / (v(k) + k c). One guess pays if 1 + a > v(1) + c.
+# - Speed-up = E(a, k) / (v(k) + k c). One draft pays if 1 + a > v(1) + c.
 # - a: drafter, text, sampling. c: the drafter's passes, with all that it computes, on its machine and at this load. v: model,
-#   machine, batch, context. A guess may cost at most c = (E − v(k)) / k.
-# - Large batch, short context: compute binds, verification costs, and even a free draft may lose. Long context: bytes bind
+#   machine, batch, context. A draft may cost at most c = (E − v(k)) / k.
+# - Large batch, short context: compute binds, verification costs, and even a free drafter may lose. Long context: bytes bind
 #   again, and it may gain.
-# - Adaptive k: the j-th guess is worth its time while a^j is above its price. k falls as the batch fills.
-# - Metrics: drafts, draft tokens, accepted, accepted per position. Speed is TPOT, not acceptance.
+# - Adaptive k: the j-th draft is worth its time while a^j is above its price. k falls as the batch fills.
+# - Metrics: rows with drafts, draft tokens, accepted, accepted per position. Speed is TPOT, not acceptance.
 # - "2 to 3 times" needs a, k, c, batch, context and temperature beside it.

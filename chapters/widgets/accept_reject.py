@@ -1,4 +1,4 @@
-"""The accept/reject stepper: one guess, three uniform numbers, and what each of them decides.
+"""The accept/reject stepper: one draft, three uniform numbers, and what each of them decides.
 
 Shares and the residual are those of `theory.speculative`; drawing reads them only.
 """
@@ -14,7 +14,7 @@ from ipywidgets import FloatSlider, IntSlider
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, Shown, View, figure, show
 from reference_impl.theory.speculative import acceptance, residual
 
-STEPS = ("nothing drawn yet", "u1 draws the guess from q", "u2 keeps it or not", "u3 draws what stands in its place")
+STEPS = ("nothing drawn yet", "u1 draws the draft from q", "u2 keeps it or not", "u3 draws what stands in its place")
 
 
 def pick(probs: np.ndarray, u: float) -> int:
@@ -26,7 +26,7 @@ def pick(probs: np.ndarray, u: float) -> int:
 def draw(
     p: np.ndarray, q: np.ndarray, names: Sequence[str], step: int, u_guess: float, u_keep: float, u_rest: float
 ) -> Shown:
-    """Left: p and q over the vocabulary, what they share hatched. Middle: the guess's own bar, cut by u2. Right: the
+    """Left: p and q over the vocabulary, what they share hatched. Middle: the draft's own bar, cut by u2. Right: the
     residual, cut by u3."""
     equal = bool(np.allclose(p, q))
     rest = None if equal else residual(p, q)
@@ -59,7 +59,7 @@ def _both(ax: Any, p: np.ndarray, q: np.ndarray, names: Sequence[str], guess: in
 
 
 def _guess(ax: Any, p: np.ndarray, q: np.ndarray, guess: int | None, u: float | None) -> None:
-    ax.set_title("the guess", fontsize=8.5, loc="left")
+    ax.set_title("the draft", fontsize=8.5, loc="left")
     ax.set_ylim(0, 1)
     ax.set_xticks([])
     if guess is not None:
@@ -114,10 +114,10 @@ def _in_words(
     u_keep: float,
 ) -> str:  # fmt: skip
     share = acceptance(p, q)
-    head = f"Over all guesses: kept {share:.1%}, rejected {1 - share:.1%} = sum of max(p − q, 0)."
+    head = f"Over all drafts: kept {share:.1%}, rejected {1 - share:.1%} = sum of max(p − q, 0)."
     if guess is None:
         return f"{head}\nStep 0: {STEPS[0]}."
-    lines = [head, f"Step {step}: {STEPS[step]}. Guess {names[guess]!r}: p = {p[guess]:.3f}, q = {q[guess]:.3f}"]
+    lines = [head, f"Step {step}: {STEPS[step]}. Draft {names[guess]!r}: p = {p[guess]:.3f}, q = {q[guess]:.3f}"]
     if step >= 2:
         ratio, sign = p[guess] / q[guess], "<" if kept else "≥"
         lines[-1] += f"; u2 = {u_keep:.2f} {sign} p/q = {ratio:.2f}: {'kept' if kept else 'rejected'}"
@@ -131,7 +131,7 @@ def _in_words(
 def accept_reject(
     p: Sequence[float], q: Sequence[float], names: Sequence[str], step: int = 3, u: Sequence[float] = (0.75, 0.8, 0.4)
 ) -> View:
-    """Step through one guess: u1 draws it from q, u2 keeps it or not, u3 draws from the residual.
+    """Step through one draft: u1 draws it from q, u2 keeps it or not, u3 draws from the residual.
 
     p, q: probabilities over the same tokens, each of sum 1 and q above 0 for some; names: a label for each token.
     """
@@ -149,7 +149,7 @@ def accept_reject(
     return View(
         {
             "step": IntSlider(step, 0, 3, description="Step", style=wide, layout=layout, continuous_update=False),
-            "u_guess": slider(u[0], "u1 (which guess)"),
+            "u_guess": slider(u[0], "u1 (which draft)"),
             "u_keep": slider(u[1], "u2 (kept or not)"),
             "u_rest": slider(u[2], "u3 (what instead)"),
         },

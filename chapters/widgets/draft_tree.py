@@ -1,4 +1,4 @@
-"""The tree viewer: guesses as a tree, which of them each one sees, and the path that the target keeps."""
+"""The tree viewer: drafts as a tree, which of them each one sees, and the path that the target keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, Shown, 
 
 @dataclass(frozen=True)
 class Tree:
-    """Guesses, parents first. names: what each says; parents: index of the guess before, -1: the text's last token.
+    """Drafts, parents first. names: what each says; parents: index of the draft before, -1: the text's last token.
     chances: with which the draft expects the whole path to be kept. kept: the path that the target has kept."""
 
     names: tuple[str, ...]
@@ -30,10 +30,10 @@ class Tree:
                              f"{len(self.parents)} and {len(self.chances)}")  # fmt: skip
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
-                raise ValueError(f"parents: expected guess {node}'s parent in [-1, {node}), got {parent}")
+                raise ValueError(f"parents: expected draft {node}'s parent in [-1, {node}), got {parent}")
 
     def path(self, node: int) -> list[int]:
-        """From the first guess to `node`."""
+        """From the first draft to `node`."""
         found = []
         while node >= 0:
             found.append(node)
@@ -46,7 +46,7 @@ class Tree:
 
     @property
     def mask(self) -> np.ndarray:
-        """[n, n] bool: of each guess, which guesses it attends to: its path. The text before it sees, too."""
+        """[n, n] bool: of each draft, which drafts it attends to: its path. The text before it sees, too."""
         found = np.zeros((len(self.names),) * 2, bool)
         for node in range(len(self.names)):
             found[node, self.path(node)] = True
@@ -54,7 +54,7 @@ class Tree:
 
 
 def draw(tree: Tree, node: int) -> Shown:
-    """Left: the tree; the chosen guess's path framed, the kept one hatched. Right: the mask, its row framed."""
+    """Left: the tree; the chosen draft's path framed, the kept one hatched. Right: the mask, its row framed."""
     path, depths = tree.path(node), tree.depths
     fig = figure(8.4, 3.5)
     fig.set_layout_engine("none")
@@ -62,7 +62,7 @@ def draw(tree: Tree, node: int) -> Shown:
     _mask(fig.add_axes((0.67, 0.12, 0.31, 0.66)), tree, node)
     words = " → ".join(tree.names[at] for at in path)
     text = (
-        f"{len(tree.names)} guesses, {max(depths)} deep. Guess {node}, {tree.names[node]!r}, attends to the text and "
+        f"{len(tree.names)} drafts, {max(depths)} deep. Draft {node}, {tree.names[node]!r}, attends to the text and "
         f"to {len(path)} of them: {words}."
     )
     kept = " → ".join(tree.names[at] for at in tree.kept) or "none"
@@ -73,7 +73,7 @@ def draw(tree: Tree, node: int) -> Shown:
 
 
 def _places(tree: Tree) -> list[float]:
-    """A height for each guess: leaves one below another, a parent in the middle of its children."""
+    """A height for each draft: leaves one below another, a parent in the middle of its children."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
@@ -121,17 +121,17 @@ def _mask(ax: Any, tree: Tree, node: int) -> None:
     ax.set_xticks(range(0, n, every))
     ax.set_yticks(range(0, n, every))
     ax.tick_params(labelsize=7.5)
-    ax.set_title("which guesses each guess sees", fontsize=8.5, loc="left")
-    ax.set_xlabel("key: guess", fontsize=8)
-    ax.set_ylabel("query: guess", fontsize=8)
+    ax.set_title("which drafts each draft sees", fontsize=8.5, loc="left")
+    ax.set_xlabel("key: draft", fontsize=8)
+    ax.set_ylabel("query: draft", fontsize=8)
 
 
 def draft_tree(tree: Tree, node: int | None = None) -> View:
-    """Choose a guess; see its path in the tree and its row in the mask."""
+    """Choose a draft; see its path in the tree and its row in the mask."""
     options = [(f"{at}: {' → '.join(tree.names[i] for i in tree.path(at))}", at) for at in range(len(tree.names))]
     chosen = len(tree.names) - 1 if node is None else node
     wide = {"description_width": "90px"}
     return View(
-        {"node": Dropdown(options=options, value=chosen, description="Guess", style=wide, layout={"width": "480px"})},
+        {"node": Dropdown(options=options, value=chosen, description="Draft", style=wide, layout={"width": "480px"})},
         lambda node: draw(tree, node),
     )

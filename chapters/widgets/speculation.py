@@ -1,4 +1,4 @@
-"""The speed-up explorer: E / (v(k) + k c) over acceptance, guesses, their cost, what verifying costs, and the batch;
+"""The speed-up explorer: E / (v(k) + k c) over acceptance, drafts, their cost, what verifying costs, and the batch;
 with points that were measured, if there are some."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
 
 BATCHES = [2**n for n in range(10)]  # 1 to 512
-MOST = 8  # guesses
+MOST = 8  # drafts
 MFU, MBU = 0.5, 0.8
 Verify = Callable[[int, int], float]  # (batch, k) -> v(k)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A speed-up that was measured. name: of what guessed, and on which text."""
+    """A speed-up that was measured. name: of what drafted, and on which text."""
 
     name: str
     batch: int
@@ -51,7 +51,7 @@ CONTEXTS = {"8B on one H100, context 1,000": 1000, "8B on one H100, context 8,00
 
 
 def most_that_fit(machine: str, num_drafts: int) -> int | None:
-    """Requests whose caches fit beside the weights while their guesses are verified, with 90 % of the memory in use;
+    """Requests whose caches fit beside the weights while their drafts are verified, with 90 % of the memory in use;
     None for a machine of which the memory is not known."""
     if machine not in CONTEXTS:
         return None
@@ -80,7 +80,7 @@ def draw(
     most = most_that_fit(machine, num_drafts)
     text = (
         f"{machine}: {tokens:.2f} tokens / ({verify(batch, num_drafts):.2f} + {num_drafts} · {draft_cost:.2f}) = "
-        f"{here:.2f}x at batch {batch}. Best here: {f'k = {best}' if best else 'no guesses'}."
+        f"{here:.2f}x at batch {batch}. Best here: {f'k = {best}' if best else 'no drafts'}."
     )
     if most is not None and batch > most:
         text += f"\nThis batch does not fit: beside the weights there is room for the caches of {most} such requests."
@@ -103,7 +103,7 @@ def draw(
     top = max([*by_k, *by_batch, *(p.speed_up for p in points), 1.2])
     for ax in (left, right):
         ax.set_ylim(0, 1.08 * top)
-    tidy(left, "guesses k", "times as fast", f"batch {batch}")
+    tidy(left, "drafts k", "times as fast", f"batch {batch}")
     tidy(right, "requests in the batch", "", f"k = {num_drafts}")
     fig.text(0.01, 0.975, text, va="top", fontsize=9, color=INK)
     shown = f" {len(points)} measured points." if points else ""
@@ -144,8 +144,8 @@ def speculation(
                 layout={"width": "420px"},  # its names are long
             ),
             "acceptance": FloatSlider(acceptance, min=0, max=1, step=0.01, description="Acceptance a", **common),
-            "num_drafts": IntSlider(num_drafts, 1, MOST, description="Guesses k", **common),
-            "draft_cost": FloatSlider(draft_cost, min=0, max=0.5, step=0.01, description="Cost of a guess c", **common),
+            "num_drafts": IntSlider(num_drafts, 1, MOST, description="Drafts k", **common),
+            "draft_cost": FloatSlider(draft_cost, min=0, max=0.5, step=0.01, description="Cost of a draft c", **common),
             "batch": SelectionSlider(options=BATCHES, value=batch, description="Batch", **common),
         },
         lambda **values: draw(machines, points, **values),

@@ -1,5 +1,5 @@
-"""A stream of tokens, each coloured by where it came from: a guess that was kept, what stood in a wrong one's place,
-the token after guesses that were all right, or a step without guesses."""
+"""A stream of tokens, each coloured by where it came from: a draft that was kept, what stood in a wrong one's place,
+the token after drafts that were all right, or a step without drafts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chapters.widgets.figure import Shown, View
 from reference_impl.interfaces import StepDone
 
 ORIGINS = {  # kind: (what it says, background, line below it): the line says without colour what the colour says
-    "guess": ("a guess that was kept", "#0072B230", "3px solid #0072B2"),
-    "instead": ("in place of a wrong guess", "#D55E0030", "3px dashed #D55E00"),
-    "bonus": ("bonus: after guesses that were all kept", "#009E7330", "3px double #009E73"),
-    "plain": ("without guesses", "transparent", "3px dotted #B8B8B8"),
+    "draft": ("a draft that was kept", "#0072B230", "3px solid #0072B2"),
+    "instead": ("in place of a wrong draft", "#D55E0030", "3px dashed #D55E00"),
+    "bonus": ("bonus: after drafts that were all kept", "#009E7330", "3px double #009E73"),
+    "plain": ("without drafts", "transparent", "3px dotted #B8B8B8"),
 }
 
 
 @dataclass(frozen=True)
 class Origin:
-    """kind: of ORIGINS. step: which of the request's steps gave it, from 0. nth: of a guess, its place in the row."""
+    """kind: of ORIGINS. step: which of the request's steps gave it, from 0. nth: of a draft, its place in the row."""
 
     kind: str
     step: int
@@ -38,7 +38,7 @@ def origins(steps: Iterable[StepDone], request_id: str) -> list[Origin]:
         for row, new in zip(step.rows, step.num_new_tokens, strict=True):
             if row.request_id != request_id or not new:
                 continue
-            found += [Origin("guess", number, nth) for nth in range(new - 1)]
+            found += [Origin("draft", number, nth) for nth in range(new - 1)]
             last = "plain" if not row.num_drafts else "bonus" if new == row.num_drafts + 1 else "instead"
             found.append(Origin(last, number, new - 1))
             number += 1
@@ -69,9 +69,9 @@ def draw(pieces: Sequence[str], found: Sequence[Origin], steps: int) -> Shown:
         f'<div style="{colour}"><div>{html.escape(summary)}.</div><div style="margin:6px 0">{legend}</div>'
         f'<pre style="{colour};line-height:1.9;white-space:pre-wrap">{text}</pre></div>'
     )
-    marks = {"guess": "", "instead": "~", "bonus": "+", "plain": "."}
+    marks = {"draft": "", "instead": "~", "bonus": "+", "plain": "."}
     plain = "".join(f"{'|' if origin.nth == 0 else ''}{piece}{marks[origin.kind]}" for piece, origin in shown)
-    return Shown(page, f"{summary}.\n(| begins a step; after a token: ~ instead, + bonus, . without guesses)\n{plain}")
+    return Shown(page, f"{summary}.\n(| begins a step; after a token: ~ instead, + bonus, . without drafts)\n{plain}")
 
 
 def token_origins(

@@ -1,19 +1,20 @@
 # %% [markdown] nbgrader={"grade_id": "intro"}
 # # Lab 08: draft and verify
 #
-# A draft model guesses four tokens in a step. Each guess is kept with probability 0.8, given that those before it were,
-# and a guess takes a tenth of the time of a step without guesses. A step that verifies four guesses takes 1.2 times as
-# long as one without. How many times as fast is decoding? And with 32 requests in the batch, where that step takes 3
-# times as long? Write both numbers down; a cell below computes them.
+# A draft model drafts four tokens in a step. Each draft token, a *draft* for short, is kept with probability 0.8, given
+# that those before it were, and takes a tenth of the time of a step without drafts. A step that verifies four drafts
+# takes 1.2 times as long as one without. How many times as fast is decoding? And with 32 requests in the batch, where
+# that step takes 3 times as long? Write both numbers down; a cell below computes them.
 #
-# You build, in this order: guesses that are copied from the text, the rule that keeps or replaces a guess, the number
-# of guesses that pays, a drafter counted from text, a tree of guesses, the roll-back of blocks, coupled sampling, and
+# You build, in this order: drafts that are copied from the text, the rule that keeps or replaces a draft, the number
+# of drafts that pays, a drafter counted from text, a tree of drafts, the roll-back of blocks, coupled sampling, and
 # the loop around it all. At the end your verifier works inside the engine and serves text.
 #
 # - Parts 1 and 9 need notebook 08a, parts 2, 3 and 8 notebook 08b, part 4 notebook 08e, part 5 the
 #   section on alignment of 08c, part 6 notebook 08d, part 7 notebook 08c.
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties. What is drawn here, they draw from the same functions, with other numbers.
+# - `guess` in a name that is given (`guess_seconds`, `your_guesses`) is an older word for a draft.
 # - A token is an int. A list of ints or of numbers that you return may be a list, a tuple, a tensor or a NumPy array.
 #   Arguments belong to the caller: do not modify them. The checks notice.
 # - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded.
@@ -121,7 +122,7 @@ def verdict(kept, token):
 
 
 def guesses_of(what, seen, found=None):
-    """The guesses in an answer of propose_ngram. found: as in check_proposed, where the right answer is known."""
+    """The drafts in an answer of propose_ngram. found: as in check_proposed, where the right answer is known."""
     return ints_of(what, seen)
 
 
@@ -131,7 +132,7 @@ def your_parents(parents):
 
 
 def sees_of(what, seen, n):
-    """[n, n] bool from a mask of yours: True where a guess sees another."""
+    """[n, n] bool from a mask of yours: True where a draft sees another."""
     values = tensor_of(what, seen, (n, n))
     assert bool(((values == 0) | (values == 1)).all()), f"{what}: expected True and False, saw {values.tolist()!r:.100}"
     return values == 1
@@ -160,12 +161,12 @@ def judged(p, q, drafts, u):
     answer = unchanging(verify)(p.clone(), q.clone(), list(drafts), numbers.uniform)
     kept, token = verdict_of("verify", answer)
     kept = int_of("verify, how many are kept", kept)
-    assert 0 <= kept <= len(drafts), f"verify keeps {kept} of {len(drafts)} guesses"
+    assert 0 <= kept <= len(drafts), f"verify keeps {kept} of {len(drafts)} drafts"
     return kept, token, numbers.given
 
 
 def check_proposed(tokens, k, lengths, found):
-    """found: (how many tokens the right pattern has, the place in the text from which is copied); None: no guess."""
+    """found: (how many tokens the right pattern has, the place in the text from which is copied); None: no draft."""
     n, place = found or (0, len(tokens))
     text = str(tokens) if len(tokens) < 30 else f"of {len(tokens)} tokens that ends with {tokens[-8:]}"
     what = f"text {text}, k = {k}, n from {lengths[0]} to {lengths[1]}"
@@ -177,17 +178,17 @@ def check_proposed(tokens, k, lengths, found):
 
 
 def check_token(p, q, drafts, u, kept, token):
-    """kept: how many guesses these numbers keep; token: what stands after them."""
+    """kept: how many drafts these numbers keep; token: what stands after them."""
     seen_kept, seen, _ = judged(p, q, drafts, u)
-    row, place = f"row {kept} of p {in_row(p[kept][:8])}", "after the last guess"
+    row, place = f"row {kept} of p {in_row(p[kept][:8])}", "after the last draft"
     if kept < len(drafts):
         more = [max(float(a - b), 0.0) for a, b in zip(p[kept][:8], q[kept][:8], strict=True)]
         row, place = (
             f"{row}, of q {in_row(q[kept][:8], p[kept][:8])}, p has more {in_row(more)}",
-            "in place of the first rejected guess",
+            "in place of the first rejected draft",
         )
     number = u[kept + (kept < len(drafts))]
-    what = f"{row}, the token's number {shown(number)}, {kept} of {len(drafts)} guesses kept"
+    what = f"{row}, the token's number {shown(number)}, {kept} of {len(drafts)} drafts kept"
     print(f"{what}: token {seen} {place}")
     assert seen == token, f"{what}: expected token {token} {place}, saw token {seen} after {seen_kept} kept"
 
@@ -319,7 +320,7 @@ def parts_of_a_distribution(generator):
 
 
 def judgements(generator):
-    """(p, q, drafts, u, how many are kept, the token after them), for every number of guesses, and every place."""
+    """(p, q, drafts, u, how many are kept, the token after them), for every number of drafts, and every place."""
     for k in (0, 1, 2, 3, 5, 8, 20):
         for kept in sorted({0, k // 2, max(k - 1, 0), k}):
             vocab = random_int(3, 30, generator) if k != 3 else 2000
@@ -328,7 +329,7 @@ def judgements(generator):
             drafts, u = [], []
             for i in range(min(kept + 1, k)):
                 ratio = torch.where(q[i] > 0, p[i] / q[i], -1.0)
-                between = (ratio > 0) & (ratio < 1)  # guesses that are kept or not as their number says
+                between = (ratio > 0) & (ratio < 1)  # drafts that are kept or not as their number says
                 sure, never = (ratio >= 1, ratio == 0) if random_int(0, 1, generator) else (between & False,) * 2
                 if not between.any():
                     p[i], q[i] = 0.0, 0.0
@@ -353,20 +354,20 @@ def judgements(generator):
 
 
 def step_times(generator):
-    """(a, seconds of a guess, seconds of steps, the best k), with one that is nearly as good before it."""
+    """(a, seconds of a draft, seconds of steps, the best k), with one that is nearly as good before it."""
     for best, most in ((1, 2), (2, 5), (7, 9), (12, 12), (20, 30)):
         for less, unit in ((0.5, 1.0), (5e-3, 1e-4), (1e-5, 1e4)):
-            a, guess = 0.3 + 0.65 * random_number(generator), 0.01 * random_number(generator)
+            a, draft = 0.3 + 0.65 * random_number(generator), 0.01 * random_number(generator)
             speeds = [0.3 + 0.6 * random_number(generator) for _ in range(most + 1)]
             speeds[best], speeds[random_int(0, best - 1, generator)] = 1.0, 1.0 - less
             gives = [math.fsum(a**i for i in range(k + 1)) for k in range(most + 1)]
-            seconds = [unit * (gives[k] / speeds[k] - k * guess) for k in range(most + 1)]
-            yield a, unit * guess, seconds, best
+            seconds = [unit * (gives[k] / speeds[k] - k * draft) for k in range(most + 1)]
+            yield a, unit * draft, seconds, best
     slow, fast = 2.0 + random_number(generator), 1.0 - 0.5 * random_number(generator)
-    yield 0.0, 0.0, [slow, fast, slow], 1  # measured: steps with a guess are faster, though none is kept
+    yield 0.0, 0.0, [slow, fast, slow], 1  # measured: steps with a draft are faster, though none is kept
     yield 0.0, 0.1, [slow, slow, fast], 2
     yield 0.02, 0.0, [slow, slow, fast], 2
-    yield 0.9, 1.1 * slow, [slow, 0.01, 9.0], 1  # a guess takes longer than a step
+    yield 0.9, 1.1 * slow, [slow, 0.01, 9.0], 1  # a draft takes longer than a step
     yield 0.5, 0.0, [slow, slow / 0.7, slow / 0.8, 9 * slow], 2  # the next has the same first step, and another best k
     yield 0.5, 0.0, [slow, slow * 1.4925, slow * 1.752, 9 * slow], 1
     yield 0.5, 0.0, [1.0, 1.5, 1.75, 9.0], 0
@@ -383,15 +384,15 @@ def trees(generator):
         yield [-1, *(random_int(-1, i - 1, generator) for i in range(1, n))]
 
 
-def way_to(parents, guess):
-    return [] if guess < 0 else [*way_to(parents, parents[guess]), guess]
+def way_to(parents, draft):
+    return [] if draft < 0 else [*way_to(parents, parents[draft]), draft]
 
 
 def walks(generator):
     """(parents, tokens, what the target says, path, token)."""
     for parents in trees(generator):
         n = len(parents)
-        ways = [way_to(parents, guess) for guess in range(-1, n)]
+        ways = [way_to(parents, draft) for draft in range(-1, n)]
         for path in (max(ways, key=len), ways[-1], ways[random_int(0, n, generator)]):
             names = torch.randperm(max(30, n), generator=generator).tolist()
             tokens = []
@@ -404,7 +405,7 @@ def walks(generator):
             last = path[-1] if path else -1
             says[1 + last] = 99
             yield parents, tokens, says, path, 99
-    for base in BASES[2:]:  # a guess's number and a token made into one
+    for base in BASES[2:]:  # a draft's number and a token made into one
         token = random_int(1, 9, generator)
         yield [-1, 0, 0, 2], [5, 6, 7, token], [5, 6, token + base, 1, 1], [0, 1], token + base
     yield [-1, 0, *[0] * 10, 0, 12], [5, 6, *range(20, 30), 7, 3], [5, 6, 23, *[1] * 12], [0, 1], 23
@@ -429,9 +430,9 @@ def noises(generator):
 
 
 # %% [markdown] nbgrader={"grade_id": "text_ngram"}
-# ## 1. Guesses from the text itself
+# ## 1. Drafts from the text itself
 #
-# The cheapest drafter copies: it looks for the text's last tokens earlier in the text, and guesses what followed them
+# The cheapest drafter copies: it looks for the text's last tokens earlier in the text, and drafts what followed them
 # there. This is called prompt lookup, or n-gram drafting.
 #
 # **Build** `propose_ngram(tokens, k, longest, shortest)`: a list of at most k tokens.
@@ -440,12 +441,12 @@ def noises(generator):
 #   (1 ≤ `shortest` ≤ `longest`). The first n that has an earlier occurrence is the one that counts.
 # - Of several earlier occurrences take the most recent one, which is the one that begins last. It may overlap the
 #   text's end, but it is not the text's end itself.
-# - The guesses are the k tokens that follow the occurrence; fewer, if the text ends before.
+# - The drafts are the k tokens that follow the occurrence; fewer, if the text ends before.
 # - No occurrence, or k = 0: an empty list. A text may be shorter than `longest`, and empty.
 #
 # In a run of equal tokens the most recent earlier occurrence begins one place before the text's last n tokens, so that
-# only one token follows it: text 6 6 6 6 with n = 2 gives the one guess 6, also for k = 4. The engine of this course goes on
-# with what it has copied, 6 6 6 6; here the guesses end where the text does.
+# only one token follows it: text 6 6 6 6 with n = 2 gives the one draft 6, also for k = 4. The engine of this course goes on
+# with what it has copied, 6 6 6 6; here the drafts end where the text does.
 #
 # **Hint:** two loops: over n, and over the place where an occurrence begins, from the right.
 #
@@ -466,7 +467,7 @@ def propose_ngram(tokens, k, longest, shortest):
 
 
 # %% nbgrader={"grade_id": "check_ngram_match", "grade": true, "points": 1}
-# property: the guesses follow the longest end of the text that occurred before, at its most recent occurrence.
+# property: the drafts follow the longest end of the text that occurred before, at its most recent occurrence.
 # question: Which occurrence does your loop meet first, and with which n does it begin?
 # hint: the outer loop is over n, from longest to shortest; the inner one over places, from the right.
 # explanation: Text 1 2 9 . 2 7 . 1 2: with n = 2 the pattern 1 2 stands at the front, followed by 9; with n = 1 the
@@ -503,12 +504,12 @@ check_proposed([1, 2, 1, 9, 1, 2, 1, 2, 1], 3, (3, 3), (3, 7))  # the most recen
 
 
 # %% nbgrader={"grade_id": "check_ngram_ends", "grade": true, "points": 1}
-# property: never more than k guesses; fewer where the text ends before; none without an occurrence or with k = 0.
+# property: never more than k drafts; fewer where the text ends before; none without an occurrence or with k = 0.
 # question: The text is 1 1 1: where does the last 1 occur before, and what follows it there?
 # hint: the last place where an occurrence may begin is len(tokens) - n - 1; a slice beyond the end is just shorter.
 # explanation: Text 1 1 1 with n = 1: the most recent earlier 1 is the second, and one token follows it. With n = 2
 #   the pattern 1 1 occurs at the front, overlapping the end, and the last 1 follows it. A text of one token has nothing
-#   before its end, so there are no guesses.
+#   before its end, so there are no drafts.
 check_proposed([7, 1, 7, 1], 5, (2, 1), (2, 2))  # fewer than k are left
 check_proposed([1, 1, 1], 3, (1, 1), (1, 2))  # it overlaps the end
 check_proposed([1, 1, 1], 3, (2, 2), (2, 2))
@@ -536,10 +537,10 @@ for n in range(1, 5):  # patterns of each length, at the very front of the text
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_residual"}
-# ## 2. What stands in for a rejected guess
+# ## 2. What stands in for a rejected draft
 #
-# A guess was drawn from q, and the target's distribution is p. Where q(y) > p(y), y is guessed too often, and some of
-# these guesses are rejected. What is drawn instead makes up for the tokens that are guessed too rarely, and for nothing
+# A draft was drawn from q, and the target's distribution is p. Where q(y) > p(y), y is drafted too often, and some of
+# these drafts are rejected. What is drawn instead makes up for the tokens that are drafted too rarely, and for nothing
 # else: the *residual*, max(p − q, 0), divided by its sum.
 #
 # **Build** `residual(p, q)`: p and q are distributions `[vocab]`, float64 tensors. Return a distribution `[vocab]`.
@@ -563,7 +564,7 @@ def residual(p, q):
 # question: Which tokens have too little of q, and how much of p is that together?
 # hint: subtract, cut at 0, then divide by what is left, unless nothing is.
 # explanation: p = [0.5, 0.3, 0.2] and q = [0.2, 0.2, 0.6]. What p has more: [0.3, 0.1, 0], together 0.4. Divided:
-#   [0.75, 0.25, 0]. The third token never stands in for a guess: q has more than enough of it.
+#   [0.75, 0.25, 0]. The third token never stands in for a draft: q has more than enough of it.
 def check_rest(p, q, expected):
     seen = tensor_of("residual", unchanging(residual)(p.clone(), q.clone()), p.shape)
     what = f"p {in_row(p, q)}, q {in_row(q, p)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
@@ -574,7 +575,7 @@ def check_rest(p, q, expected):
 check_rest(float64([0.5, 0.3, 0.2]), float64([0.2, 0.2, 0.6]), float64([0.75, 0.25, 0.0]))
 check_rest(float64([0.5, 0.5, 0.0]), float64([0.0, 0.5, 0.5]), float64([1.0, 0.0, 0.0]))  # after a filter
 check_rest(float64([0.25, 0.75]), float64([0.25, 0.75]), float64([0.25, 0.75]))  # equal
-check_rest(float64([0.1, 0.2, 0.7]), float64([0.0, 0.0, 1.0]), float64([1 / 3, 2 / 3, 0.0]))  # a copied guess
+check_rest(float64([0.1, 0.2, 0.7]), float64([0.0, 0.0, 1.0]), float64([1 / 3, 2 / 3, 0.0]))  # a copied draft
 drawn(check_rest, parts_of_a_distribution(rng("residuals")))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_residual")
@@ -592,30 +593,30 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 # %% [markdown] nbgrader={"grade_id": "text_verify"}
 # ## 3. Keep or replace
 #
-# One pass of the target has computed p for every position: row i is its distribution at the place of guess i, after
-# the text and the guesses before it. The last row is after all guesses. Both p and q are filtered already as the
+# One pass of the target has computed p for every position: row i is its distribution at the place of draft i, after
+# the text and the drafts before it. The last row is after all drafts. Both p and q are filtered already as the
 # request says (temperature, top-k, top-p), so either may have zeros.
 #
 # **Build** `verify(p, q, drafts, uniform)`: p `[k + 1, vocab]`, q `[k, vocab]`, float64 tensors; `drafts` a list of k
-# tokens, guess i drawn from q[i], so that q[i] is above 0 there; `uniform()` gives the next uniform number in (0, 1).
-# Return a pair: how many guesses are kept, and the token after them.
+# tokens, draft i drawn from q[i], so that q[i] is above 0 there; `uniform()` gives the next uniform number in (0, 1).
+# Return a pair: how many drafts are kept, and the token after them.
 #
-# - Go through the guesses in order. Guess x is kept if u < p(x) / q(x), with u the next number: so with probability
+# - Go through the drafts in order. Draft x is kept if u < p(x) / q(x), with u the next number: so with probability
 #   min(1, p(x) / q(x)). u equal to the quotient does not keep it.
-# - At the first one that is not kept, the token comes from the residual of this row, and all guesses after it are
+# - At the first one that is not kept, the token comes from the residual of this row, and all drafts after it are
 #   dropped.
 # - If all are kept, the token comes from the last row of p: the *bonus*. With k = 0 that is all there is to do.
 # - The token is `draw(weights, u)`, given in the first, folded cell, with u the next number: the first id for which the
 #   running sum of weights exceeds u times the whole sum.
 #
-# **Count:** every guess that is judged takes one number, also where p(x) ≥ q(x); the token takes one more. A number is
-# used once. So with m of k guesses kept, m + 2 numbers are used if m < k, and k + 1 if m = k.
+# **Count:** every draft that is judged takes one number, also where p(x) ≥ q(x); the token takes one more. A number is
+# used once. So with m of k drafts kept, m + 2 numbers are used if m < k, and k + 1 if m = k.
 #
-# A guess that was copied, as in part 1, was drawn from a q that is 1 at the guess: the rule is the same.
+# A draft that was copied, as in part 1, was drawn from a q that is 1 at the draft: the rule is the same.
 #
 # **Hint:** a loop with a `return` in it, and a `return` after it. u · q(x) < p(x) does the same without a division.
 #
-# **Trap (same number):** that a guess was rejected says that its u was large. The same number, used again for the token,
+# **Trap (same number):** that a draft was rejected says that its u was large. The same number, used again for the token,
 # would favour tokens with large ids.
 
 
@@ -623,24 +624,24 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 def verify(p, q, drafts, uniform):
     """(how many drafts are kept, the token after them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
     ### BEGIN SOLUTION
-    for i, guess in enumerate(drafts):
-        if uniform() * q[i, guess] >= p[i, guess]:
+    for i, draft in enumerate(drafts):
+        if uniform() * q[i, draft] >= p[i, draft]:
             return i, draw(residual(p[i], q[i]), uniform())
     return len(drafts), draw(p[len(drafts)], uniform())
     ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "check_kept", "grade": true, "points": 1}
-# property: a guess is kept if u < p(x) / q(x) and all before it were kept; each has its own row and its own u.
-# question: What is p(x) / q(x) of the guess, and is u below it?
-# hint: p in the numerator, q in the denominator, both at the guess and in its row; stop at the first rejection.
-# explanation: p(x) = 0.2 and q(x) = 0.4: the guess comes twice as often as it should, so half of these guesses are
+# property: a draft is kept if u < p(x) / q(x) and all before it were kept; each has its own row and its own u.
+# question: What is p(x) / q(x) of the draft, and is u below it?
+# hint: p in the numerator, q in the denominator, both at the draft and in its row; stop at the first rejection.
+# explanation: p(x) = 0.2 and q(x) = 0.4: the draft comes twice as often as it should, so half of these drafts are
 #   kept, those with u below 0.5. With p(x) = 0.4 and q(x) = 0.2 it comes too rarely, and is kept always. With p(x) = 0,
 #   after a filter, it is never kept.
 def check_kept_of(p, q, drafts, u, expected):
     kept, _, _ = judged(p, q, drafts, u)
     quotients = [f"{float(p[i, x] / q[i, x]):.4g}" for i, x in enumerate(drafts)]
-    what = f"p(x) / q(x) of the guesses {', '.join(quotients)}; u {in_row(u)}"
+    what = f"p(x) / q(x) of the drafts {', '.join(quotients)}; u {in_row(u)}"
     print(f"{what}: {kept} kept")
     assert kept == expected, f"{what}: expected {expected} kept, saw {kept}"
 
@@ -673,19 +674,17 @@ for k in (1, 2, 3, 5, random_int(6, 9, draw_numbers)):
 
 
 # %% nbgrader={"grade_id": "check_numbers", "grade": true, "points": 1}
-# property: each guess that is judged takes one number, and the token one more; none is taken that is not used.
-# question: How many guesses are looked at before one is rejected, and how many numbers is that with the token's own?
-# hint: call uniform() in the loop, once a guess, and once for the token; not all in advance.
-# explanation: Of four guesses the second is rejected: two guesses were judged, one token drawn, so three numbers.
+# property: each draft that is judged takes one number, and the token one more; none is taken that is not used.
+# question: How many drafts are looked at before one is rejected, and how many numbers is that with the token's own?
+# hint: call uniform() in the loop, once a draft, and once for the token; not all in advance.
+# explanation: Of four drafts the second is rejected: two drafts were judged, one token drawn, so three numbers.
 #   A number that is taken and thrown away costs little, but two programs that should draw the same text must take the
 #   same numbers.
 def check_taken(p, q, drafts, u, kept):
     seen, _, taken = judged(p, q, drafts, u)
     expected = min(kept + 1, len(drafts)) + 1
-    print(f"{seen} of {len(drafts)} guesses kept: {taken} numbers taken")
-    assert taken == expected, (
-        f"{kept} of {len(drafts)} guesses are kept: expected {expected} numbers, saw {taken} taken"
-    )
+    print(f"{seen} of {len(drafts)} drafts kept: {taken} numbers taken")
+    assert taken == expected, f"{kept} of {len(drafts)} drafts are kept: expected {expected} numbers, saw {taken} taken"
 
 
 p, q = (
@@ -712,19 +711,19 @@ for k in (1, 2, 3, 6):
 
 
 # %% nbgrader={"grade_id": "check_replaced", "grade": true, "points": 1}
-# property: in place of the first rejected guess comes a token from the residual of its row, drawn with the next number.
+# property: in place of the first rejected draft comes a token from the residual of its row, drawn with the next number.
 # question: Which tokens have weight in the residual, and whose running sum is the first above the next number?
-# hint: draw(residual(p[i], q[i]), uniform()), with i the rejected guess; never from p itself.
-# explanation: p = [0.125, 0.375, 0.5], q = [0.5, 0.25, 0.25], guess 0 rejected. What p has more is [0, 0.125, 0.25]:
+# hint: draw(residual(p[i], q[i]), uniform()), with i the rejected draft; never from p itself.
+# explanation: p = [0.125, 0.375, 0.5], q = [0.5, 0.25, 0.25], draft 0 rejected. What p has more is [0, 0.125, 0.25]:
 #   token 1 for numbers below 1/3 and token 2 above. Drawn from p itself token 0 would come again, although it was
-#   guessed too often already.
+#   drafted too often already.
 p, q = eighths([1, 3, 4], [4, 2, 2]), eighths([4, 2, 2])
 check_token(p, q, [0], [0.3, 0.32], 0, 1)  # residual [0, 1/3, 2/3]
 check_token(p, q, [0], [0.3, 0.34], 0, 2)
 check_token(p, q, [0], [0.99, 0.01], 0, 1)
 p, q = eighths([1, 3, 4], [6, 1, 1], [1, 1, 6]), eighths([4, 2, 2], [2, 2, 4])
 check_token(p, q, [1, 2], [0.9, 0.3, 0.99], 1, 0)  # the second is rejected; residual [1, 0, 0]
-check_token(eighths([0, 2, 2], [1, 1, 2]), eighths([4, 0, 0]), [0], [0.1, 0.6], 0, 2)  # a copied guess that p forbids
+check_token(eighths([0, 2, 2], [1, 1, 2]), eighths([4, 0, 0]), [0], [0.1, 0.6], 0, 2)  # a copied draft that p forbids
 drawn(check_token, (case for case in judgements(rng("replaced")) if case[4] < len(case[2])))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_replaced")
@@ -751,11 +750,11 @@ for token in (0, 9, 63):
 
 
 # %% nbgrader={"grade_id": "check_bonus", "grade": true, "points": 1}
-# property: where all guesses are kept, a token comes from the last row of p, drawn with the next number.
-# question: All guesses were kept: which row of p has not been used yet?
+# property: where all drafts are kept, a token comes from the last row of p, drawn with the next number.
+# question: All drafts were kept: which row of p has not been used yet?
 # hint: after the loop: draw(p[k], uniform()). No residual here: there is no q for this row.
-# explanation: Two guesses, three rows of p. If both are kept, the target has already computed what follows them: row 2.
-#   The step gives three tokens. With no guesses at all row 0 is the last one, and the step is an ordinary decode step.
+# explanation: Two drafts, three rows of p. If both are kept, the target has already computed what follows them: row 2.
+#   The step gives three tokens. With no drafts at all row 0 is the last one, and the step is an ordinary decode step.
 def check_bonus_of(p, q, drafts, u, token):
     check_token(p, q, drafts, u, len(drafts), token)
 
@@ -764,7 +763,7 @@ p, q = eighths([4, 2, 2], [2, 4, 2], [1, 3, 4]), eighths([4, 2, 2], [2, 4, 2])
 check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.1], 0)
 check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.4], 1)
 check_bonus_of(p, q, [0, 1], [0.1, 0.1, 0.6], 2)
-check_bonus_of(eighths([2, 4, 2]), torch.zeros(0, 3, dtype=torch.float64), [], [0.8], 2)  # no guesses
+check_bonus_of(eighths([2, 4, 2]), torch.zeros(0, 3, dtype=torch.float64), [], [0.8], 2)  # no drafts
 check_bonus_of(eighths([8, 0, 0], [0, 8, 0], [1, 3, 4]), eighths([8, 0, 0], [0, 8, 0]), [0, 1], [0.5, 0.5, 0.6], 2)
 drawn(check_token, (case for case in judgements(rng("bonus")) if case[4] == len(case[2])))
 ### BEGIN HIDDEN TESTS
@@ -782,16 +781,16 @@ for k in (0, 1, 2, random_int(3, 8, draw_numbers)):
 
 
 # %% nbgrader={"grade_id": "check_distribution", "grade": true, "points": 1}
-# property: over all guesses of q and all numbers, the token that comes out is distributed as p, whatever q is.
+# property: over all drafts of q and all numbers, the token that comes out is distributed as p, whatever q is.
 # question: Over an even grid of numbers, how often does each token come out, and which comes too often?
 # hint: nothing new: keeping with min(1, p/q) and replacing from the residual give p together. If one of the checks above
 #   fails, mend that first.
-# explanation: y is guessed and kept with q(y) min(1, p(y)/q(y)) = min(p(y), q(y)). It replaces a rejected guess with
+# explanation: y is drafted and kept with q(y) min(1, p(y)/q(y)) = min(p(y), q(y)). It replaces a rejected draft with
 #   probability max(p(y) - q(y), 0): the residual's share of all rejections. Both together are p(y). The check takes
-#   every guess with its weight in q, and an even grid of numbers, so that no luck is in it.
+#   every draft with its weight in q, and an even grid of numbers, so that no luck is in it.
 def come_out(p, q, num_places):
-    """Shares of the first token [vocab], and, of rows where the first guess is kept, of the second one [vocab]: over all
-    guesses, and all numbers of a grid on which every boundary lies between two places."""
+    """Shares of the first token [vocab], and, of rows where the first draft is kept, of the second one [vocab]: over all
+    drafts, and all numbers of a grid on which every boundary lies between two places."""
     k, vocab = q.shape
     grid = [(place + 0.5) / num_places for place in range(num_places)]
     first, second = torch.zeros(vocab, dtype=torch.float64), torch.zeros(vocab, dtype=torch.float64)
@@ -807,12 +806,12 @@ def come_out(p, q, num_places):
 
 
 def check_comes_out(p, q, num_places):
-    which = "the first token after the text", "the second one, where the first guess is kept"
+    which = "the first token after the text", "the second one, where the first draft is kept"
     for place, (seen, expected) in enumerate(zip(come_out(p, q, num_places), p, strict=False)):
-        rows = f"p {in_row(expected)}" + (f", q {in_row(q[place])}" if place < len(q) else ", where no guess is left")
+        rows = f"p {in_row(expected)}" + (f", q {in_row(q[place])}" if place < len(q) else ", where no draft is left")
         print(f"{rows}: the shares of {which[place]} are {in_row(seen)}")
         what = (
-            f"{rows}, every guess with its weight in q, {num_places} numbers for each draw, {which[place]}, p's shares"
+            f"{rows}, every draft with its weight in q, {num_places} numbers for each draw, {which[place]}, p's shares"
         )
         check_close(what, seen, expected, 1e-9)
 
@@ -827,24 +826,24 @@ for weights_p, weights_q, places in pairs:
     order = torch.randperm(4, generator=draw_numbers)
     bonus = eighths([0, 4, 4, 0]) if places == 6 else eighths([2, 2, 2, 2])
     check_comes_out(torch.cat([eighths(weights_p)[:, order], bonus]), eighths(weights_q)[:, order], places)
-check_comes_out(eighths([1, 3], [3, 1], [2, 2]), eighths([2, 2], [2, 2]), 2)  # two guesses
+check_comes_out(eighths([1, 3], [3, 1], [2, 2]), eighths([2, 2], [2, 2]), 2)  # two drafts
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_expected"}
-# ## 4. How many guesses pay
+# ## 4. How many drafts pay
 #
-# Let each guess be kept with probability a, given that those before it were. A step then gives the guesses before the
+# Let each draft be kept with probability a, given that those before it were. A step then gives the drafts before the
 # first wrong one, and one token more.
 #
-# **Build** `expected_tokens(a, k)`: how many tokens a step with k guesses gives on average, a float. a in [0, 1], k an
+# **Build** `expected_tokens(a, k)`: how many tokens a step with k drafts gives on average, a float. a in [0, 1], k an
 # int from 0 on. It is (1 − a^(k+1)) / (1 − a); be careful where a = 1.
 #
-# **Build** `best_k(a, guess_seconds, step_seconds)`: how many guesses give the most tokens per second, an int.
-# `step_seconds[k]` is how long a step takes in which each request has k guesses to verify, *measured*, for k = 0, 1, 2,
-# ...; the list ends at the largest k that was measured. `guess_seconds` is how long one guess takes to make, and a step
-# with k guesses makes k of them, before it verifies.
+# **Build** `best_k(a, guess_seconds, step_seconds)`: how many drafts give the most tokens per second, an int.
+# `step_seconds[k]` is how long a step takes in which each request has k drafts to verify, *measured*, for k = 0, 1, 2,
+# ...; the list ends at the largest k that was measured. `guess_seconds` is how long one draft takes to make, and a step
+# with k drafts makes k of them, before it verifies.
 #
-# - k = 0, no speculation, is one of the answers, with no guess to make. Of equally good numbers it is the smallest.
+# - k = 0, no speculation, is one of the answers, with no draft to make. Of equally good numbers it is the smallest.
 # - Measured times are what they are: they need not grow with k, and any k may be the best.
 #
 # **Hint:** tokens per second of each k: what it gives, divided by all the time that it takes. `max` over a range gives
@@ -855,18 +854,18 @@ check_comes_out(eighths([1, 3], [3, 1], [2, 2]), eighths([2, 2], [2, 2]), 2)  # 
 
 # %% nbgrader={"grade_id": "expected_tokens", "solution": true}
 def expected_tokens(a, k):
-    """Tokens of a step with k guesses, of which each is kept with probability a if those before it were."""
+    """Tokens of a step with k drafts, of which each is kept with probability a if those before it were."""
     ### BEGIN SOLUTION
     return float(sum(a**i for i in range(k + 1)))
     ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "check_expected", "grade": true, "points": 1}
-# property: a step gives 1 + a + ... + a^k tokens on average: the kept guesses and one more.
-# question: How many tokens does a step give that has no guess, and one whose k guesses are always kept?
+# property: a step gives 1 + a + ... + a^k tokens on average: the kept drafts and one more.
+# question: How many tokens does a step give that has no draft, and one whose k drafts are always kept?
 # hint: k + 1 powers of a, from a^0 on; at a = 1 the fraction has no value, and the sum is k + 1.
-# explanation: a = 0.5 and k = 2. The first guess is kept with probability 0.5, both with 0.25, so on average 0.75
-#   guesses are kept, and one token comes after them: 1.75. The fraction says (1 - 0.125) / 0.5 = 1.75.
+# explanation: a = 0.5 and k = 2. The first draft is kept with probability 0.5, both with 0.25, so on average 0.75
+#   drafts are kept, and one token comes after them: 1.75. The fraction says (1 - 0.125) / 0.5 = 1.75.
 def check_gives(a, k, expected):
     seen = number_of("expected_tokens", expected_tokens(a, k))
     print(f"a = {a:.4g}, k = {k}: {seen:.6g} tokens")
@@ -899,7 +898,7 @@ for a in (0.99, 0.995, 0.999, 0.9999):
 
 # %% nbgrader={"grade_id": "best_k", "solution": true}
 def best_k(a, guess_seconds, step_seconds):
-    """The number of guesses with the most tokens per second, the smallest of equal ones; 0: none."""
+    """The number of drafts with the most tokens per second, the smallest of equal ones; 0: none."""
 
     ### BEGIN SOLUTION
     def speed(k):
@@ -910,15 +909,15 @@ def best_k(a, guess_seconds, step_seconds):
 
 
 # %% nbgrader={"grade_id": "check_best_k", "grade": true, "points": 1}
-# property: best_k has the most tokens per second, with the measured time of a step with k guesses and k guesses' own.
-# question: For each k: how many tokens, in how many seconds? Is no guess better than all?
+# property: best_k has the most tokens per second, with the measured time of a step with k drafts and k drafts' own.
+# question: For each k: how many tokens, in how many seconds? Is no draft better than all?
 # hint: expected_tokens(a, k) / (step_seconds[k] + k * guess_seconds) for every k of the list, also for 0.
-# explanation: a = 0.5, a guess takes 0.1 s, steps take 1.0, 1.2 and 2.0 s for k = 0, 1, 2. Tokens per second: 1 / 1.0 =
-#   1; 1.5 / 1.3 = 1.15; 1.75 / 2.2 = 0.80. One guess is best; in a fuller batch, where the steps take 1.0, 1.6 and 2.2
+# explanation: a = 0.5, a draft takes 0.1 s, steps take 1.0, 1.2 and 2.0 s for k = 0, 1, 2. Tokens per second: 1 / 1.0 =
+#   1; 1.5 / 1.3 = 1.15; 1.75 / 2.2 = 0.80. One draft is best; in a fuller batch, where the steps take 1.0, 1.6 and 2.2
 #   s, none is.
 def check_chosen(a, guess_seconds, step_seconds, expected):
     seen = int_of("best_k", unchanging(best_k)(a, guess_seconds, list(step_seconds)))
-    what = f"a = {a:.4g}, {guess_seconds:.4g} s a guess, steps of {in_row(step_seconds)} s"
+    what = f"a = {a:.4g}, {guess_seconds:.4g} s a draft, steps of {in_row(step_seconds)} s"
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * guess_seconds) for k, v in enumerate(step_seconds)]
     print(f"{what}: k = {seen}; tokens per second {in_row(speeds)}")
     assert 0 <= seen < len(speeds), f"{what}: expected k = {expected}, saw {seen}"
@@ -931,8 +930,8 @@ def check_chosen(a, guess_seconds, step_seconds, expected):
 
 check_chosen(0.5, 0.125, [1.0, 1.125, 2.0], 1)
 check_chosen(0.5, 0.125, [1.0, 1.5, 2.0], 0)  # off
-check_chosen(0.9, 0.0, [0.01, 0.01, 0.01, 0.01, 0.01], 4)  # guesses and verifying cost nothing
-check_chosen(0.9, 0.02, [0.01, 0.01, 0.01, 0.01, 0.01], 0)  # the draft is slower than the target
+check_chosen(0.9, 0.0, [0.01, 0.01, 0.01, 0.01, 0.01], 4)  # drafts and verifying cost nothing
+check_chosen(0.9, 0.02, [0.01, 0.01, 0.01, 0.01, 0.01], 0)  # the drafter is slower than the target
 check_chosen(0.5, 0.0, [1.0, 1.5, 1.75], 0)  # all are equally good
 check_chosen(0.75, 0.0, [2.0, 2.5, 4.0, 2.5, 6.0], 3)  # with a kernel for which four tokens are cheap
 check_chosen(0.75, 0.5, [3.0], 0)  # nothing else was measured
@@ -943,7 +942,7 @@ check_chosen(0.0, 0.0, [1.0, 1.0, 1.0], 0)
 check_chosen(1.0, 0.0, [1.0, 2.0, 3.0], 0)
 check_chosen(1.0, 0.25, [1.0, 1.5, 2.0, 2.0], 3)
 check_chosen(1.0, 1.0, [3.0, 3.0, 3.0, 9.0], 2)
-check_chosen(0.5, 0.5, [4.0, 3.0, 6.0], 1)  # a step with a guess is faster than one without
+check_chosen(0.5, 0.5, [4.0, 3.0, 6.0], 1)  # a step with a draft is faster than one without
 for case in range(12):
     most, rise = random_int(1, 8, draw_numbers), (0.05, 0.3, 1.0)[case % 3]
     a, c = 0.2 + 0.8 * random_number(draw_numbers), (0, 0.02, 0.2)[case // 4] * random_number(draw_numbers)
@@ -953,13 +952,13 @@ for case in range(12):
         seconds.append(seconds[-1] + unit * rise * random_number(draw_numbers))
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * c * unit) for k, v in enumerate(seconds)]
     check_chosen(a, c * unit, seconds, speeds.index(max(speeds)))
-check_chosen(0.9, 0.01, [1.0, 1.1, 1.2, 2.5, 1.3], 4)  # slower with one guess more, and fast with two more
+check_chosen(0.9, 0.01, [1.0, 1.1, 1.2, 2.5, 1.3], 4)  # slower with one draft more, and fast with two more
 check_chosen(0.9, 0.01, [1.0, 2.5, 1.1, 2.5, 1.9, 1.2], 5)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top"}
 # Here are the two numbers from the top, and what `best_k` says about the step times that the formulas of notebook 08e
-# give for an 8B model on one H100: 500 tokens of context, a draft at a twentieth of a step.
+# give for an 8B model on one H100: 500 tokens of context, a draft model at a twentieth of a step.
 
 # %% nbgrader={"grade_id": "top"} inferlab={"where": "notebook"}
 for v in (1.2, 3.0):
@@ -990,7 +989,7 @@ for batch in (1, 16, 64, 256):
 #
 # **Hint:** start from a table that is full of `smoothing`, count, then divide each row by its sum.
 #
-# **Trap (direction):** a is before, b after. The other way round the table guesses what came before.
+# **Trap (direction):** a is before, b after. The other way round the table drafts what came before.
 
 
 # %% nbgrader={"grade_id": "train_drafter", "solution": true}
@@ -1050,34 +1049,34 @@ check_trained([[0] * 2100 + [1], [1] * 3], 2, 1)  # many of a kind
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_tree"}
-# ## 6. A tree of guesses
+# ## 6. A tree of drafts
 #
-# Several guesses for one position are right more often than one. Together they are a tree, which one pass verifies:
-# guess i has a parent, the guess that it continues, or the text's end. All guesses are rows of the same batch, so the
-# causal mask does not do: a guess may see the text, the guesses it continues, and itself, but no sibling.
+# Several drafts for one position are right more often than one. Together they are a tree, which one pass verifies:
+# draft i has a parent, the draft that it continues, or the text's end. All drafts are rows of the same batch, so the
+# causal mask does not do: a draft may see the text, the drafts it continues, and itself, but no sibling.
 #
-# A tree is a list `parents`: `parents[i]` is the guess that guess i continues, -1 if it continues the text. A parent
+# A tree is a list `parents`: `parents[i]` is the draft that draft i continues, -1 if it continues the text. A parent
 # comes before its children: parents[i] < i. Siblings need not be neighbours.
 #
-# **Build** `tree_mask(parents)`: `[n, n]` bool (a tensor, an array, or lists of bool): entry [i][j] is True where guess
-# i sees guess j. What of the text a guess sees is not in it. n is at least 1.
+# **Build** `tree_mask(parents)`: `[n, n]` bool (a tensor, an array, or lists of bool): entry [i][j] is True where draft
+# i sees draft j. What of the text a draft sees is not in it. n is at least 1.
 #
-# **Build** `tree_positions(parents, num_tokens)`: for each guess the position in the text that it would have if it were
+# **Build** `tree_positions(parents, num_tokens)`: for each draft the position in the text that it would have if it were
 # kept: a text of `num_tokens` tokens has the positions 0 to num_tokens − 1.
 #
-# **Build** `walk(parents, tokens, says)`: greedy verification. `tokens[i]` is the token that guess i stands for;
+# **Build** `walk(parents, tokens, says)`: greedy verification. `tokens[i]` is the token that draft i stands for;
 # siblings have different tokens. `says[0]` is the target's own next token after the text, `says[1 + i]` the one after
-# guess i. From the text's end go to the child whose token the target says, from there on to its child, as long as there
-# is one. Return a pair: the guesses on that path, in order (a list, maybe empty), and the target's token after them.
+# draft i. From the text's end go to the child whose token the target says, from there on to its child, as long as there
+# is one. Return a pair: the drafts on that path, in order (a list, maybe empty), and the target's token after them.
 #
-# **Hint:** a guess sees what its parent sees, and itself; its position is one after that of its parent.
+# **Hint:** a draft sees what its parent sees, and itself; its position is one after that of its parent.
 #
-# **Trap (place):** guesses 1 and 2 may be siblings: both have the same position, whatever their places in the list.
+# **Trap (place):** drafts 1 and 2 may be siblings: both have the same position, whatever their places in the list.
 
 
 # %% nbgrader={"grade_id": "tree_mask", "solution": true}
 def tree_mask(parents):
-    """[n, n] bool: which guesses each guess sees: itself and those it continues."""
+    """[n, n] bool: which drafts each draft sees: itself and those it continues."""
     ### BEGIN SOLUTION
     mask = torch.eye(len(parents), dtype=torch.bool)
     for i, parent in enumerate(parents):
@@ -1088,15 +1087,15 @@ def tree_mask(parents):
 
 
 # %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 1}
-# property: a guess sees itself and all guesses that it continues, up to the text's end, and no other.
-# question: From guess i go to its parent, and on to the parent's parent: whom do you meet?
+# property: a draft sees itself and all drafts that it continues, up to the text's end, and no other.
+# question: From draft i go to its parent, and on to the parent's parent: whom do you meet?
 # hint: the row of the parent, and a True on the diagonal; parents come before their children.
-# explanation: parents [-1, 0, 0, 2]: guesses 1 and 2 both continue 0, and 3 continues 2. Row 3 is True at 0, 2 and 3,
+# explanation: parents [-1, 0, 0, 2]: drafts 1 and 2 both continue 0, and 3 continues 2. Row 3 is True at 0, 2 and 3,
 #   and not at 1: its keys belong to another text. In a chain the mask is the causal one.
 def check_sees(parents):
     n = len(parents)
     seen = sees_of("tree_mask", unchanging(tree_mask)(your_parents(parents)), n)
-    print(f"parents {parents}" if n < 12 else f"a tree of {n} guesses")
+    print(f"parents {parents}" if n < 12 else f"a tree of {n} drafts")
     for i in range(n):
         expected, at = {i}, i
         while parents[at] >= 0:
@@ -1104,8 +1103,8 @@ def check_sees(parents):
             expected.add(at)
         row = seen[i].nonzero()[:, 0].tolist()
         if n < 7:
-            print(f"    guess {i} sees {row}")
-        what = f"parents {parents}, row {i} of the mask, what guess {i} sees"
+            print(f"    draft {i} sees {row}")
+        what = f"parents {parents}, row {i} of the mask, what draft {i} sees"
         assert row == sorted(expected), f"{what}: expected True at {sorted(expected)}, saw True at {row}"
 
 
@@ -1132,7 +1131,7 @@ check_sees([-1, 0, 1, 2, 2, 2, 4, 4])  # siblings deep in the tree
 
 # %% nbgrader={"grade_id": "tree_positions", "solution": true}
 def tree_positions(parents, num_tokens):
-    """The position of each guess after a text of num_tokens tokens."""
+    """The position of each draft after a text of num_tokens tokens."""
     ### BEGIN SOLUTION
     positions = []
     for parent in parents:
@@ -1142,11 +1141,11 @@ def tree_positions(parents, num_tokens):
 
 
 # %% nbgrader={"grade_id": "check_positions", "grade": true, "points": 1}
-# property: a guess that continues the text has position num_tokens, any other the position after its parent's.
-# question: If guess i is kept, how many tokens stand before it?
+# property: a draft that continues the text has position num_tokens, any other the position after its parent's.
+# question: If draft i is kept, how many tokens stand before it?
 # hint: depth decides, not the place in the list: num_tokens for those that continue the text, parent's + 1 for others.
-# explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: guess 0 would be the 11th token, so position 10. Guesses 1
-#   and 2 are two candidates for the same place, position 11, and guess 3 stands after guess 2 at 12.
+# explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: draft 0 would be the 11th token, so position 10. Drafts 1
+#   and 2 are two candidates for the same place, position 11, and draft 3 stands after draft 2 at 12.
 def check_places(parents, num_tokens):
     seen = ints_of("tree_positions", unchanging(tree_positions)(your_parents(parents), num_tokens))
     expected = []
@@ -1175,7 +1174,7 @@ for n in (2, 3, random_int(4, 12, draw_numbers), 40):
 
 # %% nbgrader={"grade_id": "walk", "solution": true}
 def walk(parents, tokens, says):
-    """(guesses on the path that the target says, in order; its token after them)."""
+    """(drafts on the path that the target says, in order; its token after them)."""
     ### BEGIN SOLUTION
     at, path = -1, []
     for i, parent in enumerate(parents):
@@ -1188,10 +1187,10 @@ def walk(parents, tokens, says):
 
 # %% nbgrader={"grade_id": "check_walk", "grade": true, "points": 1}
 # property: the path goes from the text's end to the child that the target says, as far as there is one.
-# question: At the guess that was reached last: what does the target say after it, and which child has this token?
-# hint: says[0] at the text's end and says[1 + i] at guess i; only children of the guess that was reached count.
-# explanation: parents [-1, -1, 0, 1] with tokens 5 6 7 7, and the target says 6 after the text: guess 1. After guess
-#   1 it says 7: guess 3, not 2, which continues another branch. After guess 3 it says 9: there is no child, so the path
+# question: At the draft that was reached last: what does the target say after it, and which child has this token?
+# hint: says[0] at the text's end and says[1 + i] at draft i; only children of the draft that was reached count.
+# explanation: parents [-1, -1, 0, 1] with tokens 5 6 7 7, and the target says 6 after the text: draft 1. After draft
+#   1 it says 7: draft 3, not 2, which continues another branch. After draft 3 it says 9: there is no child, so the path
 #   is [1, 3], and the step gives 6, 7 and 9.
 def check_walked(parents, tokens, says, path, token):
     answer = unchanging(walk)(your_parents(parents), list(tokens), list(says))
@@ -1222,7 +1221,7 @@ for n in (3, 6, 12, 12, 30, 30):
     for i, parent in enumerate(parents):
         taken = [tokens[j] for j in range(i) if parents[j] == parent]
         tokens.append(next(t for t in range(n + 1) if t not in taken))
-    target = random_int(0, n - 1, draw_numbers)  # the path to this guess
+    target = random_int(0, n - 1, draw_numbers)  # the path to this draft
     path, at = [], target
     while at >= 0:
         path, at = [at, *path], parents[at]
@@ -1238,8 +1237,8 @@ check_walked([-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 4, 0, 0, 3, 0
 # %% [markdown] nbgrader={"grade_id": "text_roll_back"}
 # ## 7. Roll-back
 #
-# Before a step, blocks are reserved for all guesses. After the step, only the keys and values of the text's tokens
-# count; those of rejected guesses are never read, and the next step writes over them. Blocks in which nothing counts go
+# Before a step, blocks are reserved for all drafts. After the step, only the keys and values of the text's tokens
+# count; those of rejected drafts are never read, and the next step writes over them. Blocks in which nothing counts go
 # back, so that other requests can have them. (This course's engine keeps them, since the request soon grows into them: you
 # build the thriftier form.)
 #
@@ -1324,10 +1323,10 @@ for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
 # %% [markdown] nbgrader={"grade_id": "text_coupled"}
 # ## 8. Coupled sampling
 #
-# `verify` keeps the distribution, but which text is drawn depends on how many guesses there were. A request with a seed
+# `verify` keeps the distribution, but which text is drawn depends on how many drafts there were. A request with a seed
 # is promised its text. So let each position have random numbers of its own, its *noise*, and let the target choose with
-# them as it does without speculation. A guess is kept if it is what the target chooses there. If the draft chooses its
-# guess by the same noise, alike distributions mostly give the same token.
+# them as it does without speculation. A draft is kept if it is what the target chooses there. If the draft model chooses its
+# draft by the same noise, alike distributions mostly give the same token.
 #
 # **Build** `gumbel_token(p, u)`: a token from a distribution p `[vocab]`, by noise for every token: u `[vocab]`, each in
 # (0, 1), float64 tensors. It is the token with the largest log p − log(−log u): the *Gumbel-max* way to draw. A token
@@ -1335,18 +1334,18 @@ for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
 #
 # **Build** `verify_coupled(p, drafts, noise, choose)`: p `[k + 1, vocab]`, as in part 3; `drafts` k tokens; `noise[i]` is
 # that of row i's position, a list of k + 1. `choose(row, noise)` gives the token that the target chooses from a row of p.
-# Return a pair, as `verify` does: how many guesses are kept, and the token after them.
+# Return a pair, as `verify` does: how many drafts are kept, and the token after them.
 #
-# - A guess is kept if it is the chosen token of its row, and all before it were kept. The token after them is what is
+# - A draft is kept if it is the chosen token of its row, and all before it were kept. The token after them is what is
 #   chosen at the next row, so that the text is that of plain decoding.
 # - Call `choose` for no row after that.
 # - What the noise is, you need not know: it is for `choose`. With `gumbel_token` as `choose` it is `[vocab]` numbers a
 #   position; with `draw`, which part 10 passes, it is one number. So call `choose` and no function of your own. q is not
-#   needed: how a guess was made does not matter.
+#   needed: how a draft was made does not matter.
 #
 # **Hint:** log p is −inf where p is 0, and −inf plus any noise is never the largest: nothing needs clamping.
 #
-# **Trap (chosen twice):** at a rejected guess the token has been chosen already. It is given out as it is; a new one from
+# **Trap (chosen twice):** at a rejected draft the token has been chosen already. It is given out as it is; a new one from
 # the residual, or with other noise, would be a different text.
 
 
@@ -1404,20 +1403,20 @@ check_gumbel_of(p, u, 40)  # p is 0 for 98 tokens with the largest noise there i
 def verify_coupled(p, drafts, noise, choose):
     """(how many drafts are kept, the token after them): those of plain decoding with the same noise."""
     ### BEGIN SOLUTION
-    for i, guess in enumerate(drafts):
+    for i, draft in enumerate(drafts):
         token = choose(p[i], noise[i])
-        if token != guess:
+        if token != draft:
             return i, token
     return len(drafts), choose(p[len(drafts)], noise[len(drafts)])
     ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "check_coupled", "grade": true, "points": 1}
-# property: guesses are kept as long as they are what is chosen with their position's noise; then comes the next choice.
-# question: What does plain decoding choose at each of these positions, and where does the first guess differ from it?
-# hint: choose(p[i], noise[i]) once for each row, in order, until it is not the guess; give that choice out.
-# explanation: The target chooses 4, 7, 2 at three positions. Guesses 4, 9: the first is kept, and 7 comes after it; what
-#   is chosen at the third row, after a wrong guess, means nothing. Guesses 4, 7: both are kept, and 2 comes. Either way
+# property: drafts are kept as long as they are what is chosen with their position's noise; then comes the next choice.
+# question: What does plain decoding choose at each of these positions, and where does the first draft differ from it?
+# hint: choose(p[i], noise[i]) once for each row, in order, until it is not the draft; give that choice out.
+# explanation: The target chooses 4, 7, 2 at three positions. Drafts 4, 9: the first is kept, and 7 comes after it; what
+#   is chosen at the third row, after a wrong draft, means nothing. Drafts 4, 7: both are kept, and 2 comes. Either way
 #   the text begins 4, 7.
 class Chooser:
     """Chooses with the noise that it is given, and records it. choices: {noise: token}; -1 for any other noise."""
@@ -1445,7 +1444,7 @@ def check_coupled_of(choices, drafts):
     kept, token = verdict_of("verify_coupled", answer)
     kept = int_of("verify_coupled, how many are kept", kept)
     expected = next((i for i in range(k) if drafts[i] != choices[i]), k)
-    what = f"with the noise {noise} the target chooses {choices}, guesses {drafts}"
+    what = f"with the noise {noise} the target chooses {choices}, drafts {drafts}"
     print(f"{what}: {kept} kept, then {token}")
     asked = noise[: expected + 1]
     assert chooser.asked == asked, f"{what}: expected calls of choose with the noise {asked}, saw {chooser.asked}"
@@ -1474,9 +1473,9 @@ for k in (1, 2, 3, 6):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_gives_up"}
-# What does the promise of a text cost? p and q as in notebook 08b, k = 1. Rejection keeps Σ min(p, q) of the guesses, and no
+# What does the promise of a text cost? p and q as in notebook 08b, k = 1. Rejection keeps Σ min(p, q) of the drafts, and no
 # rule by which the tokens come as p says keeps more. With shared noise as many are kept as both choose alike, where the
-# draft, too, chooses with the noise of the position. Gumbel noise is a number for every token. "One number" is one for the
+# draft model, too, chooses with the noise of the position. Gumbel noise is a number for every token. "One number" is one for the
 # whole position, with which each takes the token that `draw` gives: then both choose alike where their parts of (0, 1) for
 # the same token overlap, and that depends on the order in which the vocabulary lists its tokens. It is counted for two
 # orders: in one it keeps more than Gumbel noise, in the other less. Gumbel noise does not depend on the order.
@@ -1486,7 +1485,7 @@ generator = torch.Generator().manual_seed(0)
 p, q = float64([0.5, 0.3, 0.2]), float64([0.6, 0.1, 0.3])
 noise = torch.rand(4000, 3, dtype=torch.float64, generator=generator)
 alike = sum(gumbel_token(p, u) == gumbel_token(q, u) for u in noise) / len(noise)
-print(f"rejection keeps {float(torch.minimum(p, q).sum()):.0%}, Gumbel noise {alike:.0%} of 4,000 guesses")
+print(f"rejection keeps {float(torch.minimum(p, q).sum()):.0%}, Gumbel noise {alike:.0%} of 4,000 drafts")
 for order in ([0, 1, 2], [1, 0, 2]):
     one = sum(draw(p[order], u) == draw(q[order], u) for u in noise[:, 0]) / len(noise)
     print(f"one number, tokens in the order {order}: {one:.0%}")
@@ -1496,23 +1495,23 @@ for order in ([0, 1, 2], [1, 0, 2]):
 #
 # **Build** `speculate(prompt, num_tokens, k, propose, judge)`: the list of `num_tokens` tokens that follow `prompt`.
 #
-# - `propose(tokens, n)` gives at most n guesses of what follows `tokens`, a list, maybe empty.
+# - `propose(tokens, n)` gives at most n drafts of what follows `tokens`, a list, maybe empty.
 # - `judge(tokens, drafts)` is one pass of the target: it gives a pair as `verify` does: how many drafts are kept, and the
 #   token after them.
-# - A round has at most k guesses, and never more than can be of use: with r tokens still to come, at most r − 1, because
-#   one token comes after the guesses anyway. So exactly `num_tokens` tokens come out, and none is computed in vain.
-# - Ask for as many guesses as that allows, with the whole text so far. Where it allows none, `judge` gets an empty list.
+# - A round has at most k drafts, and never more than can be of use: with r tokens still to come, at most r − 1, because
+#   one token comes after the drafts anyway. So exactly `num_tokens` tokens come out, and none is computed in vain.
+# - Ask for as many drafts as that allows, with the whole text so far. Where it allows none, `judge` gets an empty list.
 #   `propose` need not be asked then.
 # - `judge` is called once a round. `num_tokens` may be 0: then there is no round.
 #
-# **Hint:** `while` there are tokens to come: propose, judge, append the kept guesses and the token.
+# **Hint:** `while` there are tokens to come: propose, judge, append the kept drafts and the token.
 #
-# **Trap (dropped):** guesses after the kept ones are not part of the text.
+# **Trap (dropped):** drafts after the kept ones are not part of the text.
 
 
 # %% nbgrader={"grade_id": "speculate", "solution": true}
 def speculate(prompt, num_tokens, k, propose, judge):
-    """The num_tokens tokens after prompt, in rounds of at most k guesses."""
+    """The num_tokens tokens after prompt, in rounds of at most k drafts."""
     ### BEGIN SOLUTION
     tokens, end = list(prompt), len(prompt) + num_tokens
     while len(tokens) < end:
@@ -1524,13 +1523,13 @@ def speculate(prompt, num_tokens, k, propose, judge):
 
 
 # %% nbgrader={"grade_id": "check_loop", "grade": true, "points": 1}
-# property: the text is that of plain decoding for every k and drafter, in as few rounds as the kept guesses allow.
-# question: With three tokens still to come, how many guesses can be of use?
-# hint: min(k, tokens to come - 1) guesses; append drafts[:kept] and the token; the next round sees the longer text.
-# explanation: Five tokens to come and k = 4: a round that keeps all of four guesses gives five tokens and is the last.
-#   With three to come only two guesses are asked for. A round with no kept guess gives one token, so nothing ever hangs.
+# property: the text is that of plain decoding for every k and drafter, in as few rounds as the kept drafts allow.
+# question: With three tokens still to come, how many drafts can be of use?
+# hint: min(k, tokens to come - 1) drafts; append drafts[:kept] and the token; the next round sees the longer text.
+# explanation: Five tokens to come and k = 4: a round that keeps all of four drafts gives five tokens and is the last.
+#   With three to come only two drafts are asked for. A round with no kept draft gives one token, so nothing ever hangs.
 class Target:
-    """A target whose text is known, and a drafter of it. It records each round; right(i): is the guess at i right?"""
+    """A target whose text is known, and a drafter of it. It records each round; right(i): is the draft at i right?"""
 
     def __init__(self, prompt, text, k, right, shorter=0):
         self.prompt, self.text, self.k, self.right = list(prompt), list(text), k, right
@@ -1545,7 +1544,7 @@ class Target:
 
     def read(self, call, tokens, other):
         """The text so far, from the arguments of a call of judge or propose."""
-        want = {"judge": "the text so far, then the guesses", "propose": "the text so far, then how many guesses"}[call]
+        want = {"judge": "the text so far, then the drafts", "propose": "the text so far, then how many drafts"}[call]
         many = [isinstance(given, list | tuple | torch.Tensor | np.ndarray) for given in (tokens, other)]
         if many != [True, call == "judge"] or other is None:
             saw = ", ".join("none" if given is None else f"{given!r:.60}" for given in (tokens, other))
@@ -1565,24 +1564,24 @@ class Target:
         done, allowed = len(tokens) - len(self.prompt), self.allowed(tokens)
         if n != allowed:
             self.wrong = (
-                self.wrong or f"{len(self.text) - done} tokens to come, k = {self.k}: {n} guesses were asked for"
+                self.wrong or f"{len(self.text) - done} tokens to come, k = {self.k}: {n} drafts were asked for"
             )
         ahead = self.text[done : done + max(0, min(n, allowed) - self.shorter)]
         return [token if self.right(done + i) else token + 1 for i, token in enumerate(ahead)]
 
     def judge(self, tokens=None, drafts=None):
         self.rounds += 1
-        tokens, drafts = self.read("judge", tokens, drafts), ints_of("judge, the guesses", drafts)
+        tokens, drafts = self.read("judge", tokens, drafts), ints_of("judge, the drafts", drafts)
         if self.rounds > len(self.text):
             self.refuse(
                 f"{self.rounds} rounds for {len(self.text)} tokens: does each round append the token after the kept "
-                "guesses, also when all were kept?"
+                "drafts, also when all were kept?"
             )
         done = len(tokens) - len(self.prompt)
         if drafts and len(drafts) > self.allowed(tokens) and tokens[-len(drafts) :] == drafts:
-            self.refuse(f"judge: expected the text so far without the guesses {drafts}, saw one that ends with them")
+            self.refuse(f"judge: expected the text so far without the drafts {drafts}, saw one that ends with them")
         if len(drafts) > self.allowed(tokens):
-            self.wrong = self.wrong or f"{len(drafts)} guesses in a round that can use {self.allowed(tokens)}"
+            self.wrong = self.wrong or f"{len(drafts)} drafts in a round that can use {self.allowed(tokens)}"
         kept = 0
         while kept < len(drafts) and done + kept < len(self.text) and drafts[kept] == self.text[done + kept]:
             kept += 1
@@ -1592,8 +1591,8 @@ class Target:
 def rounds_of(num_tokens, k, right, shorter):
     done = rounds = 0
     while done < num_tokens:
-        guesses = max(0, min(k, num_tokens - done - 1) - shorter)
-        done += 1 + next((i for i in range(guesses) if not right(done + i)), guesses)
+        drafts = max(0, min(k, num_tokens - done - 1) - shorter)
+        done += 1 + next((i for i in range(drafts) if not right(done + i)), drafts)
         rounds += 1
     return rounds
 
@@ -1614,12 +1613,12 @@ def check_loop_of(prompt, text, k, right, what, shorter=0):
     assert target.rounds == expected, f"{what}: expected {expected} rounds, saw {target.rounds}"
 
 
-check_loop_of([1, 2], [3, 4, 5, 6, 7], 4, lambda i: True, "all guesses right")
+check_loop_of([1, 2], [3, 4, 5, 6, 7], 4, lambda i: True, "all drafts right")
 check_loop_of([1, 2], [3, 4, 5, 6, 7], 4, lambda i: False, "all wrong")
 check_loop_of([1, 2], [3, 4, 5, 6, 7, 8, 9], 3, lambda i: i % 3 != 1, "each third wrong")
-check_loop_of([1, 2], [3, 4, 5], 0, lambda i: True, "no guesses")
+check_loop_of([1, 2], [3, 4, 5], 0, lambda i: True, "no drafts")
 check_loop_of([1], [], 4, lambda i: True, "nothing to come")
-check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer guesses than asked for", shorter=1)
+check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer drafts than asked for", shorter=1)
 drawn_numbers = rng("loops")
 for k in (1, 4, 20):
     prompt, text = fresh(300, drawn_numbers), fresh(random_int(100, 130, drawn_numbers), drawn_numbers)
@@ -1628,24 +1627,24 @@ for k in (1, 4, 20):
 draw_numbers = rng("check_loop")
 check_loop_of([1], [0], 3, lambda i: True, "one token")
 check_loop_of([], [4, 0], 3, lambda i: True, "an empty prompt")
-check_loop_of([1], [7, 8, 9] * 3, 6, lambda i: False, "fewer guesses than asked for, all wrong", shorter=1)
+check_loop_of([1], [7, 8, 9] * 3, 6, lambda i: False, "fewer drafts than asked for, all wrong", shorter=1)
 for k in (1, 2, 5, 9):
     prompt = [random_int(0, 50, draw_numbers) for _ in range(random_int(1, 9, draw_numbers))]
     text = [random_int(0, 50, draw_numbers) for _ in range(random_int(5, 25, draw_numbers))]
     flags = [random_int(0, 3, draw_numbers) > 0 for _ in text]
     check_loop_of(prompt, text, k, lambda i, flags=flags: flags[i], "some right")
-    check_loop_of(prompt, text, k, lambda i: True, "fewer guesses than asked for", shorter=2)
+    check_loop_of(prompt, text, k, lambda i: True, "fewer drafts than asked for", shorter=2)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 10. Inside the engine
 #
-# The engine plans a step with guesses, computes all their positions at once, and asks who is right. The cells below let
-# your functions answer: `propose_ngram` guesses, or a small model of the course does; `verify` judges the guesses of
+# The engine plans a step with drafts, computes all their positions at once, and asks who is right. The cells below let
+# your functions answer: `propose_ngram` drafts, or a small model of the course does; `verify` judges the drafts of
 # requests without a seed, and `verify_coupled` those of requests with one, with the engine's own numbers and its own
 # filtered distributions. A greedy request is one whose p is 1 at the largest logit.
 #
-# The engine's own rule judges the same guesses with the same numbers. At the first difference the message says which
+# The engine's own rule judges the same drafts with the same numbers. At the first difference the message says which
 # function gave it. Greedy texts, and texts of a seed, must be those of plain decoding, token for token.
 #
 # There is nothing to build in this part: the two checks need `propose_ngram` (called with n from 3 down to 1), `verify`
@@ -1662,7 +1661,7 @@ course_llm("draft")
 
 
 def your_verdict(asked):
-    """What your verify or verify_coupled says of a round of guesses, compared with the engine's own rule."""
+    """What your verify or verify_coupled says of a round of drafts, compared with the engine's own rule."""
     p, drafts, name = asked.p, list(asked.drafts), "verify_coupled" if asked.seeded else "verify"
     if asked.seeded:
         answer = unchanging(verify_coupled)(p.clone(), drafts, list(asked.u), draw)
@@ -1672,20 +1671,20 @@ def your_verdict(asked):
     seen = int_of(f"{name}, how many are kept", kept), token
     chances = [f"{float(p[i, x]):.3g}/{float(asked.q[i, x]):.3g}" for i, x in enumerate(drafts)]
     assert seen == asked.expected, (
-        f"{name}: guesses {drafts} with p/q {', '.join(chances)}, u {in_row(asked.u)}: the engine's own rule keeps "
+        f"{name}: drafts {drafts} with p/q {', '.join(chances)}, u {in_row(asked.u)}: the engine's own rule keeps "
         f"{asked.expected[0]} and gives token {asked.expected[1]}; {name} keeps {seen[0]} and gives {seen[1]}"
     )
     return asked.expected
 
 
 def your_guesses(request, k):
-    """What your propose_ngram guesses, at most k tokens, which were not drawn."""
+    """What your propose_ngram drafts, at most k tokens, which were not drawn."""
     return guesses_of("propose_ngram", unchanging(propose_ngram)(list(request.tokens), k, 3, 1))[:k], None
 
 
-def write(prompt, settings, num_tokens, seed, k=0, guess=None):
-    """(what the engine with this seed generates for each of the settings, the rounds of guesses)."""
-    options, part = {"num_blocks": 64, "seed": seed}, Speculation(guess, your_verdict)
+def write(prompt, settings, num_tokens, seed, k=0, drafter=None):
+    """(what the engine with this seed generates for each of the settings, the rounds of drafts)."""
+    options, part = {"num_blocks": 64, "seed": seed}, Speculation(drafter, your_verdict)
     engine = speculating(course_llm(), options, k, part) if k else LabEngine(course_llm(), options)
     for setting in settings:
         engine.add(prompt, num_tokens, **setting)
@@ -1693,22 +1692,22 @@ def write(prompt, settings, num_tokens, seed, k=0, guess=None):
 
 
 def is_promised(setting):
-    """Whether a request with these settings has one text, with guesses and without."""
+    """Whether a request with these settings has one text, with drafts and without."""
     return setting.get("temperature", 0) == 0 or "seed" in setting
 
 
-def check_written(prompt, settings, num_tokens, k, guess, what, seed=5):
-    """Generates for each of the settings with at most k guesses a step; the texts that are promised also without.
-    Returns how many guesses were kept."""
+def check_written(prompt, settings, num_tokens, k, drafter, what, seed=5):
+    """Generates for each of the settings with at most k drafts a step; the texts that are promised also without.
+    Returns how many drafts were kept."""
     promised = [setting for setting in settings if is_promised(setting)]
     plain, _ = write(prompt, promised, num_tokens, seed)
-    seen, rounds = write(prompt, settings, num_tokens, seed, k, guess)
+    seen, rounds = write(prompt, settings, num_tokens, seed, k, drafter)
     num_kept = sum(kept for _, kept in rounds)
-    print(f"{what}, k = {k}: {len(rounds)} rounds with guesses, {num_kept} of {sum(n for n, _ in rounds)} kept")
+    print(f"{what}, k = {k}: {len(rounds)} rounds with drafts, {num_kept} of {sum(n for n, _ in rounds)} kept")
     texts = [text for text, setting in zip(seen, settings, strict=True) if is_promised(setting)]
     for text, own, setting in zip(texts, plain, promised, strict=True):
-        assert text == own, f"{setting}, k = {k}: plain decoding gives {own}, with guesses {text}"
-    assert rounds, f"{what}, k = {k}: no guess was made"
+        assert text == own, f"{setting}, k = {k}: plain decoding gives {own}, with drafts {text}"
+    assert rounds, f"{what}, k = {k}: no draft was made"
     return num_kept
 
 
@@ -1723,36 +1722,36 @@ REPEATS = "def area(a, b):\n    return a * b\n\ndef area(a, b):\n    return a * 
 
 
 # %% nbgrader={"grade_id": "check_engine_copied", "grade": true, "points": 1}
-# property: with guesses that your propose_ngram copies, your verdicts are those of the engine, and promised texts stay.
-# question: Which function does the message name, and what are p and q at its guesses?
+# property: with drafts that your propose_ngram copies, your verdicts are those of the engine, and promised texts stay.
+# question: Which function does the message name, and what are p and q at its drafts?
 # hint: the message names the function that gave the first wrong answer; make that part's own checks pass first.
-# explanation: A copied guess was not drawn, so q is 1 there: it is kept with probability p(x), and replaced by a draw
+# explanation: A copied draft was not drawn, so q is 1 there: it is kept with probability p(x), and replaced by a draw
 #   from p without x. For a greedy request p is 1 at one token. All three kinds of request run in one batch, each with its
 #   own filters.
-# Seeds with which guesses are kept and dropped at every place.
-num_kept = check_written(encode(REPEATS), greedy_seeded_and_not(4, 36), 7, 4, your_guesses, "copied guesses", 78)
-assert num_kept, "no copied guess was kept"
+# Seeds with which drafts are kept and dropped at every place.
+num_kept = check_written(encode(REPEATS), greedy_seeded_and_not(4, 36), 7, 4, your_guesses, "copied drafts", 78)
+assert num_kept, "no copied draft was kept"
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_engine_copied")
 words = ["self.items", "for item in items:\n    total += item\n", "x = x + 1\n"]
 prompt = encode(words[random_int(0, 2, draw_numbers)] * 4)
 settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
     {"seed": random_int(0, 10**6, draw_numbers)}, {}, {"top_k": random_int(2, 40, draw_numbers)}))]  # fmt: skip
-check_written(prompt, settings, 7, 3, your_guesses, "copied guesses")
+check_written(prompt, settings, 7, 3, your_guesses, "copied drafts")
 ### END HIDDEN TESTS
 
 
 # %% nbgrader={"grade_id": "check_engine_drafted", "grade": true, "points": 1}
-# property: with guesses that a draft model draws, your verdicts are those of the engine, and promised texts stay.
-# question: Which function does the message name, and what are p and q at its guesses?
+# property: with drafts that a draft model draws, your verdicts are those of the engine, and promised texts stay.
+# question: Which function does the message name, and what are p and q at its drafts?
 # hint: the message names the function that gave the first wrong answer; make that part's own checks pass first.
-# explanation: Here the guesses are drawn from the draft's q, filtered as the request says, so p and q both have many
-#   zeros. Where the target forbids a guess, p is 0 there, and it is never kept. A request with a seed is judged by the
+# explanation: Here the drafts are drawn from the draft model's q, filtered as the request says, so p and q both have many
+#   zeros. Where the target forbids a draft, p is 0 there, and it is never kept. A request with a seed is judged by the
 #   numbers of its positions, and q does not matter.
 prompt = encode("class Stack:\n    def push(self, item):\n")
-guess = drafted_by(course_llm("draft"))
-num_kept = check_written(prompt, greedy_seeded_and_not(14, 45), 5, 4, guess, "a draft model", 16)
-assert num_kept, "no guess of the draft model was kept"
+drafter = drafted_by(course_llm("draft"))
+num_kept = check_written(prompt, greedy_seeded_and_not(14, 45), 5, 4, drafter, "a draft model", 16)
+assert num_kept, "no draft of the draft model was kept"
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_engine_drafted")
 settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
@@ -1764,8 +1763,8 @@ check_written(prompt, settings, 5, 3, drafted_by(course_llm("draft")), "a draft 
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
 # ## 11. What pays on this machine
 #
-# v(k), measured here: a step of one request and of 16, with guesses that are always the last token again, so that only
-# verifying takes time. `best_k` says how many guesses pay at which acceptance, if guesses are copied and cost nothing.
+# v(k), measured here: a step of one request and of 16, with drafts that are always the last token again, so that only
+# verifying takes time. `best_k` says how many drafts pay at which acceptance, if drafts are copied and cost nothing.
 # The seconds depend on this machine and are not checked.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
@@ -1773,7 +1772,7 @@ import statistics
 
 
 def step_seconds(batch, k):
-    """The median time of a step in which each of `batch` requests has k guesses."""
+    """The median time of a step in which each of `batch` requests has k drafts."""
     part = Speculation(lambda request, n: ([request.tokens[-1]] * n, None), lambda asked: asked.expected)
     engine = speculating(course_llm(), {"num_blocks": 256, "max_num_seqs": 16}, k, part)
     for _ in range(batch):
@@ -1790,12 +1789,12 @@ for batch in (1, 16):
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
 # ## 12. Your verifier serves a text
 #
-# Your `propose_ngram` guesses, your `verify` says what stays, and the engine serves the text in fewer steps than it has
+# Your `propose_ngram` drafts, your `verify` says what stays, and the engine serves the text in fewer steps than it has
 # tokens. With all checks passed, `inferlab lab check` shows this, too.
 #
 # The last two lines count. A step computes one position for each token that the request had before it and that was not
-# computed yet: first the whole prompt, then only the newest token. The guesses are positions beside these. A guess that
-# is kept is not computed again, so the text has more new tokens than steps; a guess that is dropped was computed in vain.
+# computed yet: first the whole prompt, then only the newest token. The drafts are positions beside these. A draft that
+# is kept is not computed again, so the text has more new tokens than steps; a draft that is dropped was computed in vain.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
 from reference_impl.assembly.lab_parts import show_served
@@ -1805,7 +1804,7 @@ engine = speculating(course_llm(), {"num_blocks": 64, "seed": 5}, 4, part)
 engine.add(course_llm().encode(REPEATS), 24)
 engine.run()
 show_served("Your drafter and your verifier just served this text", engine, course_llm())
-print(f"{sum(n for n, _ in part.rounds)} guesses, of which you kept {sum(kept for _, kept in part.rounds)}.")
+print(f"{sum(n for n, _ in part.rounds)} drafts, of which you kept {sum(kept for _, kept in part.rounds)}.")
 
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
@@ -1815,7 +1814,7 @@ print(f"{sum(n for n, _ in part.rounds)} guesses, of which you kept {sum(kept fo
 # - **An index.** Your `propose_ngram` looks through the whole text in every round. Keep a dict from each n-gram to where
 #   it ended last, as the engine's own does. How long may a text be before the difference shows?
 # - **A trained drafter in the engine.** Count `train_drafter` on texts that the course model has written, restricted to
-#   the tokens that occur there, and let `Speculation` draw from it: its `guess` returns the guesses and their rows of q.
+#   the tokens that occur there, and let `Speculation` draw from it: its `draft` returns the drafts and their rows of q.
 #   How often are they kept, compared with the draft model's?
 # - **Sampled trees.** Several candidates for a position, drawn from q without replacement: try them in order, with p
 #   replaced by the residual after each. Count on a vocabulary of three that p comes out.

@@ -31,7 +31,7 @@ def ends(control: Any) -> tuple[Any, Any]:
     lambda: accept_reject(P, Q, NAMES), lambda: accept_reject(P, P, NAMES), lambda: draft_tree(TREE),
     lambda: draft_tree(Tree(("only",), (-1,), (1.0,))), lambda: speculation(),
     lambda: speculation([Measured("ngram, code", 1, 4, 1.5)], {"here": lambda batch, k: 1 + 0.1 * k}, machine="here"),
-], ids=["stepper", "equal", "tree", "one guess", "explorer", "measured"])  # fmt: skip
+], ids=["stepper", "equal", "tree", "one draft", "explorer", "measured"])  # fmt: skip
 @pytest.mark.usefixtures("painted")
 def test_every_control_works_at_both_ends(make: Any) -> None:
     view = make()
@@ -47,7 +47,7 @@ def test_the_stepper_gives_what_the_rule_gives(u: tuple[float, float, float]) ->
     shown = accept_reject(P, Q, NAMES, step=3, u=u).shown.alt
     guess = int(np.searchsorted(np.cumsum(Q), u[0], side="right"))
     if u[1] < P[guess] / Q[guess]:
-        assert f"Guess {NAMES[guess]!r}" in shown
+        assert f"Draft {NAMES[guess]!r}" in shown
         assert "kept, so u3 is not used" in shown
     else:
         assert "rejected; 'B' comes out" in shown  # the only token that p has more of
@@ -56,8 +56,8 @@ def test_the_stepper_gives_what_the_rule_gives(u: tuple[float, float, float]) ->
 
 def test_the_stepper_tells_one_number_at_a_time() -> None:
     said = [accept_reject(P, Q, NAMES, step=step, u=(0.95, 0.9, 0.5)).shown.alt for step in range(4)]
-    assert "Guess" not in said[0]
-    assert "Guess 'C'" in said[1]
+    assert "Draft" not in said[0]
+    assert "Draft 'C'" in said[1]
     assert "rejected" not in said[1].partition("Step")[2]
     assert "u2 = 0.90 ≥ p/q = 0.67: rejected" in said[2]
     assert "comes out" not in said[2]
@@ -75,7 +75,7 @@ def test_what_is_no_distribution_is_refused(p: tuple[float, ...]) -> None:
         accept_reject(p, Q, NAMES)
 
 
-def test_a_guess_sees_its_own_path_and_no_other_branch() -> None:
+def test_a_draft_sees_its_own_path_and_no_other_branch() -> None:
     assert TREE.path(5) == [0, 3, 5]
     assert TREE.depths == [1, 1, 2, 2, 2, 3]
     assert np.flatnonzero(TREE.mask[5]).tolist() == [0, 3, 5]
@@ -85,7 +85,7 @@ def test_a_guess_sees_its_own_path_and_no_other_branch() -> None:
 
 
 @pytest.mark.parametrize(("parents", "chances", "said"), [
-    ((-1, 2, 0), (1.0, 1.0, 1.0), "guess 1's parent"), ((-1,), (1.0,), "for each of 3"),
+    ((-1, 2, 0), (1.0, 1.0, 1.0), "draft 1's parent"), ((-1,), (1.0,), "for each of 3"),
 ])  # fmt: skip
 def test_a_tree_whose_parents_do_not_come_first_is_refused(parents: Any, chances: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -98,10 +98,10 @@ def test_the_explorer_shows_the_formula_and_the_best_number() -> None:
     best = speculative.best_num_drafts(0.8, 0.2, most=8)
     assert f"Best here: k = {best}" in view.shown.alt
     view.controls["acceptance"].value = 0.1
-    assert "Best here: no guesses" in view.shown.alt
+    assert "Best here: no drafts" in view.shown.alt
 
 
-def test_guesses_stop_paying_in_a_large_batch_and_later_with_a_long_context() -> None:
+def test_drafts_stop_paying_in_a_large_batch_and_later_with_a_long_context() -> None:
     short, long = (MACHINES[f"8B on one H100, context {n}"] for n in ("1,000", "8,000"))
     assert gain(short, 0.6, 4, 0.05, 1) > 1 > gain(short, 0.6, 4, 0.05, 512)
     assert gain(long, 0.6, 4, 0.05, 256) > gain(short, 0.6, 4, 0.05, 256)
@@ -121,7 +121,7 @@ def test_points_of_one_machine_are_not_drawn_under_the_curve_of_another() -> Non
 
 
 def steps() -> list[StepDone]:
-    rows = [  # (row of "r", new tokens): a prompt in two chunks, then guesses kept in part, whole, and none
+    rows = [  # (row of "r", new tokens): a prompt in two chunks, then drafts kept in part, whole, and none
         (Row("r", 0, 4, False), 0), (Row("r", 4, 2, True), 1), (Row("r", 6, 1, True, 3), 2),
         (Row("r", 8, 1, True, 2), 3), (Row("r", 11, 1, True, 2), 1), (Row("r", 12, 1, True), 1),
     ]  # fmt: skip
@@ -131,10 +131,10 @@ def steps() -> list[StepDone]:
 
 def test_each_token_is_said_to_come_from_where_it_came_from() -> None:
     found = origins(steps(), "r")
-    assert [o.kind for o in found] == ["plain", "guess", "instead", "guess", "guess", "bonus", "instead", "plain"]
+    assert [o.kind for o in found] == ["plain", "draft", "instead", "draft", "draft", "bonus", "instead", "plain"]
     assert [o.step for o in found] == [0, 1, 1, 2, 2, 2, 3, 4]
     view = token_origins(steps(), "r", range(8), lambda token: f"<{token}>")
-    assert "8 tokens of 5 steps: 3 a guess that was kept, 2 in place" in view.shown.alt
+    assert "8 tokens of 5 steps: 3 a draft that was kept, 2 in place" in view.shown.alt
     assert "&lt;3&gt;" in view.shown.html
     view.controls["steps"].value = 2
     assert "3 tokens of 2 steps" in view.shown.alt

@@ -1,4 +1,4 @@
-# fault: making guesses takes no time.
+# fault: making drafts takes no time.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

@@ -1,4 +1,4 @@
-# fault: no guesses is no answer.
+# fault: no drafts is no answer.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

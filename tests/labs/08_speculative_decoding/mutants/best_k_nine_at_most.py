@@ -1,4 +1,4 @@
-# fault: no more than eight guesses are tried.
+# fault: no more than eight drafts are tried.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

@@ -1,4 +1,4 @@
-# fault: the time of one guess is counted, also for none.
+# fault: the time of one draft is counted, also for none.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

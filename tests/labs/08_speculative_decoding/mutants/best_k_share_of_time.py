@@ -1,4 +1,4 @@
-# fault: only kept guesses count.
+# fault: only kept drafts count.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

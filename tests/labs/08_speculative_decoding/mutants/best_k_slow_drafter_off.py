@@ -1,4 +1,4 @@
-# fault: with a guess that takes longer than a step it is always 0.
+# fault: with a draft that takes longer than a step it is always 0.
 # fails: check_best_k
 
 # %% nbgrader={"grade_id": "best_k"}

@@ -1,4 +1,4 @@
-# fault: a step takes as long with guesses as without.
+# fault: a step takes as long with drafts as without.
 # trap: v of 1
 # fails: check_best_k
 

@@ -1,4 +1,4 @@
-# fault: the token after all guesses is the likeliest.
+# fault: the token after all drafts is the likeliest.
 # fails: check_coupled, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify_coupled"}

@@ -1,4 +1,4 @@
-# fault: at a wrong guess another token is chosen, with other noise.
+# fault: at a wrong draft another token is chosen, with other noise.
 # trap: chosen twice
 # fails: check_coupled, check_engine_copied, check_engine_drafted
 

@@ -1,4 +1,4 @@
-# fault: no more than five guesses are looked at.
+# fault: no more than five drafts are looked at.
 # fails: check_coupled
 
 # %% nbgrader={"grade_id": "verify_coupled"}

@@ -1,4 +1,4 @@
-# fault: wrong guesses are passed over.
+# fault: wrong drafts are passed over.
 # fails: check_coupled, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify_coupled"}

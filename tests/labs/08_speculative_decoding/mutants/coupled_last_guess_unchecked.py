@@ -1,4 +1,4 @@
-# fault: the last guess is not judged.
+# fault: the last draft is not judged.
 # fails: check_coupled, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify_coupled"}

@@ -1,4 +1,4 @@
-# fault: no token after the last guess.
+# fault: no token after the last draft.
 # fails: check_coupled, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify_coupled"}

@@ -1,4 +1,4 @@
-# fault: the sum ends after 40 guesses.
+# fault: the sum ends after 40 drafts.
 # fails: check_expected
 
 # %% nbgrader={"grade_id": "expected_tokens"}

@@ -1,4 +1,4 @@
-# fault: the token after the guesses is left out.
+# fault: the token after the drafts is left out.
 # fails: check_expected, check_best_k
 
 # %% nbgrader={"grade_id": "expected_tokens"}

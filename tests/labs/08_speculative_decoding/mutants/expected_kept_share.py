@@ -1,4 +1,4 @@
-# fault: k times a guesses are kept.
+# fault: k times a drafts are kept.
 # fails: check_expected, check_best_k
 
 # %% nbgrader={"grade_id": "expected_tokens"}

@@ -1,4 +1,4 @@
-# fault: all guesses are appended.
+# fault: all drafts are appended.
 # trap: dropped
 # fails: check_loop
 

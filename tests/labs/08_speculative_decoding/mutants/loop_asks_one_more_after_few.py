@@ -1,4 +1,4 @@
-# fault: once the drafter gave fewer guesses than asked for, a later round asks for one more than can be of use.
+# fault: once the drafter gave fewer drafts than asked for, a later round asks for one more than can be of use.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

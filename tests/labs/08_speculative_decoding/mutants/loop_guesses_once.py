@@ -1,4 +1,4 @@
-# fault: guesses are made in the first round only.
+# fault: drafts are made in the first round only.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

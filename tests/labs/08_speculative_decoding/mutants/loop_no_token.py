@@ -1,4 +1,4 @@
-# fault: the token after kept guesses is lost.
+# fault: the token after kept drafts is lost.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

@@ -1,4 +1,4 @@
-# fault: at the end one guess too few.
+# fault: at the end one draft too few.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

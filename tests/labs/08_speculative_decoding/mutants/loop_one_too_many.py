@@ -1,4 +1,4 @@
-# fault: the token after the guesses is forgotten.
+# fault: the token after the drafts is forgotten.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

@@ -1,4 +1,4 @@
-# fault: k guesses are asked for, also at the end.
+# fault: k drafts are asked for, also at the end.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

@@ -1,4 +1,4 @@
-# fault: a round has at most 12 guesses.
+# fault: a round has at most 12 drafts.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}

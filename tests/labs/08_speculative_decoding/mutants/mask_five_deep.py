@@ -1,4 +1,4 @@
-# fault: a guess sees at most five that it continues.
+# fault: a draft sees at most five that it continues.
 # fails: check_mask
 
 # %% nbgrader={"grade_id": "tree_mask"}

@@ -1,4 +1,4 @@
-# fault: True where a guess is hidden.
+# fault: True where a draft is hidden.
 # fails: check_mask
 
 # %% nbgrader={"grade_id": "tree_mask"}

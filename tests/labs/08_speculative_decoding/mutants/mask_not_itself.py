@@ -1,4 +1,4 @@
-# fault: a guess does not see itself.
+# fault: a draft does not see itself.
 # fails: check_mask
 
 # %% nbgrader={"grade_id": "tree_mask"}

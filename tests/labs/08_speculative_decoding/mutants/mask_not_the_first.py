@@ -1,4 +1,4 @@
-# fault: guess 0 is no parent.
+# fault: draft 0 is no parent.
 # fails: check_mask
 
 # %% nbgrader={"grade_id": "tree_mask"}

@@ -1,4 +1,4 @@
-# fault: a guess with three or more before it sees the sibling beside it.
+# fault: a draft with three or more before it sees the sibling beside it.
 # fails: check_mask
 
 # %% nbgrader={"grade_id": "tree_mask"}

@@ -1,4 +1,4 @@
-# fault: all that follows is guessed, not k tokens.
+# fault: all that follows is drafted, not k tokens.
 # fails: check_ngram_match, check_ngram_ends
 
 # %% nbgrader={"grade_id": "propose_ngram"}

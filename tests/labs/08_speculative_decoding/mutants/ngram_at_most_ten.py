@@ -1,4 +1,4 @@
-# fault: at most 10 tokens are guessed, whatever k is.
+# fault: at most 10 tokens are drafted, whatever k is.
 # fails: check_ngram_match
 
 # %% nbgrader={"grade_id": "propose_ngram"}

@@ -1,4 +1,4 @@
-# fault: one guess too many.
+# fault: one draft too many.
 # fails: check_ngram_match, check_ngram_ends
 
 # %% nbgrader={"grade_id": "propose_ngram"}

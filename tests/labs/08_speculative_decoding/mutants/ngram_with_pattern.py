@@ -1,4 +1,4 @@
-# fault: the guesses begin with the pattern itself.
+# fault: the drafts begin with the pattern itself.
 # fails: check_ngram_match, check_ngram_ends, check_engine_copied
 
 # %% nbgrader={"grade_id": "propose_ngram"}

@@ -1,4 +1,4 @@
-# fault: no guess is more than five places behind the text.
+# fault: no draft is more than five places behind the text.
 # fails: check_positions
 
 # %% nbgrader={"grade_id": "tree_positions"}

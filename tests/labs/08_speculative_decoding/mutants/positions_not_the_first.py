@@ -1,4 +1,4 @@
-# fault: children of guess 0 count as after the text.
+# fault: children of draft 0 count as after the text.
 # fails: check_positions
 
 # %% nbgrader={"grade_id": "tree_positions"}

@@ -1,4 +1,4 @@
-# fault: all that continue a guess are one deep.
+# fault: all that continue a draft are one deep.
 # fails: check_positions
 
 # %% nbgrader={"grade_id": "tree_positions"}

@@ -1,4 +1,4 @@
-# fault: the bonus comes from the row of the last guess.
+# fault: the bonus comes from the row of the last draft.
 # fails: check_bonus, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

@@ -1,4 +1,4 @@
-# fault: the last guess's number also draws the bonus.
+# fault: the last draft's number also draws the bonus.
 # fails: check_bonus, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

@@ -1,4 +1,4 @@
-# fault: the token after counts as a kept guess.
+# fault: the token after counts as a kept draft.
 # fails: check_kept, check_bonus, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

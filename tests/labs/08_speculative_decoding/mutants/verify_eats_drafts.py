@@ -1,4 +1,4 @@
-# fault: it takes the guesses out of the caller's list; what it answers is right.
+# fault: it takes the drafts out of the caller's list; what it answers is right.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 

@@ -1,4 +1,4 @@
-# fault: u equal to the quotient keeps the guess.
+# fault: u equal to the quotient keeps the draft.
 # fails: check_kept
 
 # %% nbgrader={"grade_id": "verify"}

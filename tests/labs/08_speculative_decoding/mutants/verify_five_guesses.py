@@ -1,4 +1,4 @@
-# fault: no more than five guesses are kept.
+# fault: no more than five drafts are kept.
 # fails: check_kept, check_numbers, check_replaced
 
 # %% nbgrader={"grade_id": "verify"}

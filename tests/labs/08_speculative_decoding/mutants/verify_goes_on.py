@@ -1,4 +1,4 @@
-# fault: guesses after a rejected one are judged as well, and all count.
+# fault: drafts after a rejected one are judged as well, and all count.
 # fails: check_kept, check_replaced, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

@@ -1,4 +1,4 @@
-# fault: a guess is kept if a sample of p equals it, and otherwise p is drawn from again.
+# fault: a draft is kept if a sample of p equals it, and otherwise p is drawn from again.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 

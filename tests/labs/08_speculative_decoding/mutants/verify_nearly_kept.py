@@ -1,4 +1,4 @@
-# fault: a guess is kept, too, where u is a little above the quotient.
+# fault: a draft is kept, too, where u is a little above the quotient.
 # fails: check_kept, check_numbers, check_replaced
 
 # %% nbgrader={"grade_id": "verify"}

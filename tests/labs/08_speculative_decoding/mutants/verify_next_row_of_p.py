@@ -1,4 +1,4 @@
-# fault: a guess is judged by the row after it.
+# fault: a draft is judged by the row after it.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 

@@ -1,4 +1,4 @@
-# fault: no bonus token: the last guess is the token.
+# fault: no bonus token: the last draft is the token.
 # fails: check_kept, check_bonus, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

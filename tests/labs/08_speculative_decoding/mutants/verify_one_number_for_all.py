@@ -1,4 +1,4 @@
-# fault: one number judges all guesses.
+# fault: one number judges all drafts.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 

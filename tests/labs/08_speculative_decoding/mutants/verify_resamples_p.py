@@ -1,4 +1,4 @@
-# fault: a rejected guess is replaced from p.
+# fault: a rejected draft is replaced from p.
 # fails: check_replaced, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

@@ -1,4 +1,4 @@
-# fault: the residual is of the row after the guess.
+# fault: the residual is of the row after the draft.
 # fails: check_replaced, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

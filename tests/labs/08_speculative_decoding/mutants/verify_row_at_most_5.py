@@ -1,4 +1,4 @@
-# fault: from the sixth guess on the residual is that of the row before.
+# fault: from the sixth draft on the residual is that of the row before.
 # fails: check_replaced
 
 # %% nbgrader={"grade_id": "verify"}

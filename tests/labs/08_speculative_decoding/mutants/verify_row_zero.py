@@ -1,4 +1,4 @@
-# fault: every guess is judged by the first row.
+# fault: every draft is judged by the first row.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
 #   check_engine_drafted
 

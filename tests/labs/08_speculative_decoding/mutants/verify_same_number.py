@@ -1,4 +1,4 @@
-# fault: the number that rejected the guess also draws the token.
+# fault: the number that rejected the draft also draws the token.
 # trap: same number
 # fails: check_replaced, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 

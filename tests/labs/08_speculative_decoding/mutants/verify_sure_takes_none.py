@@ -1,4 +1,4 @@
-# fault: a guess that is sure to be kept takes no number.
+# fault: a draft that is sure to be kept takes no number.
 # fails: check_kept, check_replaced, check_bonus, check_numbers, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}

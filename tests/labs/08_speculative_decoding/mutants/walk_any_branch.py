@@ -1,4 +1,4 @@
-# fault: guesses of other branches are taken.
+# fault: drafts of other branches are taken.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

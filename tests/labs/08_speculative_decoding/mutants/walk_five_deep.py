@@ -1,4 +1,4 @@
-# fault: the path has at most five guesses.
+# fault: the path has at most five drafts.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

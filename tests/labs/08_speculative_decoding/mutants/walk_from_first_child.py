@@ -1,4 +1,4 @@
-# fault: guess 0 is taken as right.
+# fault: draft 0 is taken as right.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

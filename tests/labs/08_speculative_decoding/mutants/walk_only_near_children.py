@@ -1,4 +1,4 @@
-# fault: after the first child, children are looked for only up to the first guess of another parent.
+# fault: after the first child, children are looked for only up to the first draft of another parent.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

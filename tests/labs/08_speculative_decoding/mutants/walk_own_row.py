@@ -1,4 +1,4 @@
-# fault: compared with what is said after the guess itself.
+# fault: compared with what is said after the draft itself.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

@@ -1,4 +1,4 @@
-# fault: compared with what the target says at the guess's own place in the list.
+# fault: compared with what the target says at the draft's own place in the list.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

@@ -1,4 +1,4 @@
-# fault: the last guess is given out as the token.
+# fault: the last draft is given out as the token.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

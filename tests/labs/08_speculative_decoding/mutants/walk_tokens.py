@@ -1,4 +1,4 @@
-# fault: tokens in place of guesses.
+# fault: tokens in place of drafts.
 # fails: check_walk
 
 # %% nbgrader={"grade_id": "walk"}

@@ -1,4 +1,4 @@
-# Dicts, deques and named tuples: an index of n-grams, children by token, depths by guess.
+# Dicts, deques and named tuples: an index of n-grams, children by token, depths by draft.
 
 # %% nbgrader={"grade_id": "propose_ngram"}
 from collections import Counter, defaultdict, deque, namedtuple
