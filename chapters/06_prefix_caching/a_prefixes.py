@@ -638,15 +638,17 @@ tidy(ax, f"tokens of {n:,} found in the cache", "time to first token, ms")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "Time to first token over the number of cached tokens. The measured points fall along the line of the operations "
-    "that are left, and stay above it at the right end, where a pass has its fixed price.",
+    "Time to first token over the number of cached tokens: measured "
+    f"{', '.join(f'{1e3 * seconds:,.0f}' for seconds in measured)} ms, and by the operations that are left "
+    f"{', '.join(f'{1e3 * measured[0] * left / flops[0]:,.0f}' for left in flops)} ms.",
 )
 
 # %% [markdown] name="ttft-reading"
-# The time is proportional to the operations, until few are left: compare the last rows of the table. A pass over 16
-# tokens still runs every layer: it reads all weights, launches every operation, and runs through Python. That cost does
-# not shrink with the prompt. (Times vary with your machine's other load; the operations do not.) The decode steps of
-# such a request gain nothing: with the same context, tokens come as fast as before.
+# On a machine that does nothing else the time falls with the operations, until few are left: compare the last rows of
+# the table. A pass over 16 tokens still runs every layer: it reads all weights, launches every operation, and runs
+# through Python. That cost does not shrink with the prompt. (Where other programs run, a point may even lie above one
+# to its left; the operations do not vary.) The decode steps of such a request gain nothing: with the same context,
+# tokens come as fast as before.
 #
 # ### A long system prompt on a real machine
 #

@@ -250,8 +250,8 @@ widgets.table(rows, ["course model, bfloat16", "a step of 1 request", "of 16 req
 
 # %% [markdown] name="measure-here-reading"
 # These are times, and yours will differ, in both directions. The course model is so small that much of a step is not
-# matrix products, and unpacking costs a CPU arithmetic, of which it has little: there is less to gain than in the formula,
-# and it may be a loss. In a batch it depends on whether the CPU multiplies bfloat16 itself: one that has to widen every
+# matrix products, and unpacking costs a CPU arithmetic, of which it has little: for one request there may be less to gain
+# than in the formula, or a loss. In a batch it depends on whether the CPU multiplies bfloat16 itself: one that has to widen every
 # 16-bit weight first gains most from having fewer bits to widen.
 #
 # ## 6. Explore

@@ -121,7 +121,7 @@ show(fig, "KL by share removed: " + ", ".join(f"{s:.0%} {kl:.4f}" for s, kl in z
 
 # %% [markdown] name="idea-reading"
 # The "quality cliff" has no edge: the first tenth costs next to nothing, the second several times that, and each later
-# one about twice what the one before cost. Small weights are many and do little; after them there are none that do
+# one two to three times what the one before cost. Small weights are many and do little; after them there are none that do
 # little.
 
 # %% [markdown] name="scratch-text"
