@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 08d · Heads for later tokens, and trees of their drafts
 #
-# About 40 minutes. You need `c_drafters`. First drafts come from heads that do not wait for each other, so that there are
+# About 40 minutes. You need `c_drafters`. First, drafts come from heads that do not wait for each other, so that there are
 # several for each place. A chain takes one of each, and is dropped from its first wrong one on; so then several
 # continuations, a tree of them, are verified at once. That is sections 1 to 6. Section 7 has three topics of its own, each
 # under a heading: lookahead, typical acceptance, and multi-token prediction. Before it is a good place to stop, and to come
