@@ -79,6 +79,7 @@ class EngineConfig:
     step_seconds: for a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended. Of several ranks, how long none of them may come to a collective, but at most 30.
     tensor_parallel_size: how many ranks divide the model, each with a part of every layer (features/parallel).
+    pipeline_parallel_size: how many stages divide the model, each a rank with some of the layers. Not both of the two.
     """
 
     block_size: int = 16
@@ -108,6 +109,12 @@ class EngineConfig:
     step_seconds: int = 300
     batch_invariant: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the model is divided among ranks."""
+        return self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1
 
     def __post_init__(self) -> None:
         optional = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed")

@@ -74,8 +74,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     draft_model: folder or id of a smaller model with the same vocabulary, whose tokens are verified
     (speculative="draft"), or of a feature head, a module of multi-token prediction or Medusa heads for this model
     ("eagle", "mtp", "medusa"). worker: "process" has the model compute in a process of its own, to which steps go as
-    messages, while this one plans. With tensor_parallel_size each rank has a process of its own, or with "threads" a
-    thread of this one.
+    messages, while this one plans. With tensor_parallel_size or pipeline_parallel_size each rank has a process of its
+    own, or with "threads" a thread of this one.
     tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json", see `chat`; None: calls stay
     text. generation_config: vLLM's: "auto" takes temperature, top_p and the like that the folder's
     generation_config.json says, where no SamplingParams is given; "vllm" does not. Other options: see EngineConfig.
@@ -132,9 +132,9 @@ class LLM(core_llm.LLM, ChatEncoder):
         dtype = choose_dtype(dtype, stored.dtype, device)
         options = dtype, device, config.max_model_len, config.attention, quantization
         give_back(device)
-        if worker == "threads" and config.tensor_parallel_size == 1:
+        if worker == "threads" and not config.is_divided:
             raise ValueError("worker='threads' is for several ranks: give tensor_parallel_size, or leave it out")
-        if worker in ("process", "threads") or (worker == "here" and config.tensor_parallel_size > 1):
+        if worker in ("process", "threads") or (worker == "here" and config.is_divided):
             engine = _elsewhere(model, dtype, device, config, parts, quantization, draft, worker == "threads")
         elif worker == "here":
             weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
@@ -327,9 +327,8 @@ def _elsewhere(
     from reference_impl.assembly.ranks import ranked_engine
     from reference_impl.assembly.split import split_engine
 
-    ranked = config.tensor_parallel_size > 1
     if model is None:
-        what = "tensor_parallel_size" if ranked else "worker='process'"
+        what = "several ranks" if config.is_divided else "worker='process'"
         raise ValueError(f"{what}: a worker loads its model from a folder: expected one, got dummy_weights")
     name, make_parts = str(dtype).removeprefix("torch."), None
     if draft is not None:
@@ -337,7 +336,7 @@ def _elsewhere(
     options: dict[str, Any] = {
         "dtype": name, "device": str(device), "parts": parts, "make_parts": make_parts, "quantization": quantization,
     }  # fmt: skip
-    if ranked:
+    if config.is_divided:
         return ranked_engine(Path(model), config, ranks="threads" if threads else "processes", **options)
     return split_engine(Path(model), config, **options)
 

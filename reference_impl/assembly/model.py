@@ -30,7 +30,6 @@ from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.identity import Checkpoint
 from reference_impl.models.loader import (
-    Cut,
     Destination,
     NoHead,
     cache_scales,
@@ -46,6 +45,7 @@ from reference_impl.models.sizes import check_sizes
 
 if TYPE_CHECKING:
     from reference_impl.features.parallel.model import RankModel
+    from reference_impl.features.parallel.stages import StageModel
     from reference_impl.models.quantization.layouts import Layout
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def load_model(
     kernels: Asked = "auto",
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
-    rank: RankModel | None = None,
+    rank: RankModel | StageModel | None = None,
 ) -> Decoder:
     """Loads a model from a Hugging Face folder or a GGUF file: reads its config and weights. dtype None keeps the
     checkpoint's own; kernels: see `choose_backend`.
@@ -72,12 +72,12 @@ def load_model(
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
     With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ, ...) keeps its
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
-    rank: which part of the model is loaded; it meets those of the other ranks in each layer.
+    rank: which part of the model is loaded, and how it meets the parts of the other ranks.
     """
     folder, own_method = Path(folder), linear_method is not None
     if is_gguf(folder):
         if rank is not None:
-            raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use tensor_parallel_size=1")
+            raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use one")
         return _load_gguf(folder, dtype, device, max_position, kernels, quantization, linear_method)
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
@@ -96,7 +96,7 @@ def load_model(
     def built(config: ModelConfig, device: torch.device | str) -> tuple[Decoder, dict[str, Destination]]:
         model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
         if rank is not None:
-            rank.divide_vocabulary(model)
+            rank.shrink(model)
         if lacks_head(folder, config.tied_embeddings):
             NoHead(model)
         return model, _table(model, folder)
@@ -112,10 +112,11 @@ def load_model(
         from reference_impl.assembly.stored_weights import spare_tensors
 
         table, others = _checked(model, table, folder, own, rank is None), others | spare_tensors(model)
-    cuts: dict[str, Cut] = {}
     if rank is not None:
         table, cuts = rank.cut(model, table)
-    fill(model, table, files, others, cuts)
+        fill(model, table, files, others, cuts, rank.leaves)
+    else:
+        fill(model, table, files, others)
     if not own_method:  # else nothing says what it makes of the weights
         model.checkpoint = Checkpoint(folder, what_is_made(quantization, config))
     _finished(model, folder, kernels)

@@ -1,6 +1,7 @@
-"""An engine whose model is divided among ranks (tensor parallelism): processes of this machine, or threads of this one.
+"""An engine whose model is divided among ranks: processes of this machine, or threads of this one.
 
-Each rank is a worker half like any other, with its part of the model; the planner half is here.
+Each rank is a worker half like any other, with its part of every layer (tensor parallelism) or with some of the layers
+(pipeline parallelism); the planner half is here.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import check_split, load_worker
-from reference_impl.features.parallel.group import RankExecutor, RankProcesses, RankThreads
+from reference_impl.features.parallel.group import Division, EveryRank, RankExecutor, RankProcesses, RankThreads
+from reference_impl.features.parallel.loading import bytes_of_layers
 from reference_impl.features.parallel.model import RankModel
 from reference_impl.features.parallel.shared_memory import Board, SharedMemoryRank, supported
-from reference_impl.features.parallel.threads import ThreadGroup
+from reference_impl.features.parallel.shares import stages_of
+from reference_impl.features.parallel.stages import StageModel, Stages
+from reference_impl.features.parallel.threads import ThreadGroup, ThreadRank
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor
+from reference_impl.models.checkpoints import read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
-    from reference_impl.features.parallel.meeting import Meeting
 
 MOST_SECONDS = 30  # between two collectives
 
@@ -35,30 +39,36 @@ def ranked_engine(
     make_parts: Callable[[], Parts] | None = None, quantization: Quantizations = "none",
     ranks: Literal["processes", "threads"] = "processes",
 ) -> Engine:  # fmt: skip
-    """An engine with config.tensor_parallel_size ranks. Other arguments: see `split_engine`.
+    """An engine with config.tensor_parallel_size ranks, or as many as pipeline_parallel_size. Other arguments: see
+    `split_engine`.
 
-    ValueError for what is not divided among ranks yet, and where heads or groups of weights cannot be.
+    ValueError for what is not divided among ranks yet, and where heads, layers or groups of weights cannot be.
     """
-    parts, size = parts or Parts(), config.tensor_parallel_size
+    parts, layers = parts or Parts(), list[range]()
     check_split(config, parts, make_parts)
     _check_divided(config, parts, device)
+    size: int = config.tensor_parallel_size
+    division: Division = EveryRank()
+    if (num_stages := config.pipeline_parallel_size) > 1:
+        layers = stages_of(*bytes_of_layers(folder, read_config(folder, quantized=True).num_layers), num_stages)
+        size, division = num_stages, Stages(num_stages)
     config = dataclasses.replace(config, attention="torch", graphs="off")
     seconds = min(config.step_seconds, MOST_SECONDS)
     load = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
     if ranks == "threads":
-        group = ThreadGroup(size, seconds)
+        group = ThreadGroup(size, seconds if num_stages == 1 else config.step_seconds)
         executor: RankProcesses | RankThreads = RankThreads(
-            [partial(_rank, load, group.rank(rank)) for rank in range(size)], group
+            [partial(_rank, load, group.rank(rank), layers) for rank in range(size)], group, division
         )
     else:
         if not supported():
             raise ValueError(
-                f"tensor_parallel_size={size} on {platform.system()} {platform.machine()}: expected Linux on x86-64, "
+                f"{_asked(config)} on {platform.system()} {platform.machine()}: expected Linux on x86-64, "
                 "whose cores see what another core wrote in its order: worker='threads' has ranks in this process"
             )
         board = Board(size)
-        makes = [partial(_rank_process, load, rank, size, board.path, seconds) for rank in range(size)]
-        executor = RankProcesses(makes, board, seconds)
+        makes = [partial(_rank_process, load, rank, size, board.path, seconds, layers) for rank in range(size)]
+        executor = RankProcesses(makes, board, seconds, division)
     try:
         return Engine(executor.facts.model, config, dataclasses.replace(parts, executor=executor))
     except BaseException:
@@ -67,30 +77,43 @@ def ranked_engine(
 
 
 def _rank_process(
-    load: Callable[..., tuple[Executor, Facts]], rank: int, size: int, board: Path, seconds: float
+    load: Callable[..., tuple[Executor, Facts]], rank: int, size: int, board: Path, seconds: float, layers: list[range]
 ) -> tuple[Executor, Facts]:
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // size))
     # The planner ends all ranks first, with a better message: it knows them all.
-    return _rank(load, SharedMemoryRank(rank, Board(size, board), 2 * seconds))
+    return _rank(load, SharedMemoryRank(rank, Board(size, board), 2 * seconds), layers)
 
 
-def _rank(load: Callable[..., tuple[Executor, Facts]], collectives: Meeting) -> tuple[Executor, Facts]:
-    executor, facts = load(rank=RankModel(collectives))
-    return RankExecutor(executor, collectives), facts
+def _rank(
+    load: Callable[..., tuple[Executor, Facts]], rank: SharedMemoryRank | ThreadRank, layers: list[range]
+) -> tuple[Executor, Facts]:
+    """layers: of each stage; without, each rank has a part of all."""
+    executor, facts = load(rank=StageModel(rank, layers) if layers else RankModel(rank))
+    return RankExecutor(executor, rank), facts
+
+
+def _asked(config: EngineConfig) -> str:
+    tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    return f"tensor_parallel_size={tensor}" if stages == 1 else f"pipeline_parallel_size={stages}"
 
 
 def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
     """Raises ValueError, by name, for options that do not go with ranks."""
-    size, store = config.tensor_parallel_size, type(parts.page_store).__name__
+    asked, store, stages = _asked(config), type(parts.page_store).__name__, config.pipeline_parallel_size > 1
+    tensor, drafts = config.tensor_parallel_size, parts.host_proposer is not None or config.num_drafts
+    drafting, method = "is tried by all stages, and only the last one knows", config.speculative
     wrong = [
         (config.attention in ("triton", "compiled"), f"attention={config.attention!r}", "its products are joined"),
-        (config.overlap == "on", "overlap='on'", "ranks do one step after the other"),
+        (config.overlap == "on" and not stages, "overlap='on'", "ranks do one step after the other"),
         (config.graphs == "on", "graphs='on'", "CUDA graphs of collectives are not captured"),
         (device != "cpu", f"device={device!r}", "there is no transport between GPUs; device='cpu' has ranks on CPUs"),
         (parts.page_store is not None, f"Parts.page_store, {store}", "its pages would hold the heads of one rank"),
+        (stages and tensor > 1, f"tensor_parallel_size={tensor}", "stages that are divided are not there yet"),
+        (stages and method != "off", f"speculative={method!r}", f"a draft {drafting} which were right"),
+        (stages and method == "off" and bool(drafts), "drafts", f"a draft {drafting} which were right"),
     ]
     for is_asked, what, why in wrong:
         if is_asked:
-            raise ValueError(f"tensor_parallel_size={size} with {what}: {why}. Leave one of the two out")
+            raise ValueError(f"{asked} with {what}: {why}. Leave one of the two out")

@@ -20,7 +20,7 @@ from reference_impl.core.engine import WallClock
 from reference_impl.features.beams.planning import ForkingPlanner
 from reference_impl.features.process.facts import Facts, ModelFacts
 from reference_impl.features.sizing.budget import check_memory, num_blocks_for, num_host_blocks_for
-from reference_impl.features.windows.groups import kv_specs
+from reference_impl.features.windows.groups import kv_specs, of_stage
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -108,7 +108,8 @@ def kv_specs_of(c: ModelConfig, dtype: torch.dtype, config: EngineConfig, max_mo
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < max_model_len else None for w in c.layer_windows]
     each = widths(config.kv_dtype, dtype)
-    return kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, **each)
+    specs = kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, **each)
+    return specs if c.stage is None else of_stage(specs, c.stage)
 
 
 def size_cache(half: WorkerHalf, parts: Parts) -> int:

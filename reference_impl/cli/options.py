@@ -24,14 +24,15 @@ _ATTENTION = (
 )
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = (
-    "Where the model computes: here, or process: in one of its own, to which this one sends steps; with --tp each rank "
-    "has one, or is a thread of this one: threads."
+    "Where the model computes: here, or process: in one of its own, to which this one sends steps; with --tp or --pp "
+    "each rank has one, or is a thread of this one: threads."
 )
 _STEP_SECONDS = (
     "With --worker process, how long a step may take; with --tp, how long no rank may come to a collective, at most "
     "30. Then the engine ends with an error that names the worker."
 )
 _RANKS = "Processes that divide the model, each with some heads and columns of every layer (CPU)."
+_STAGES = "Processes that divide the model, each with some of the layers (CPU)."
 _SPECULATIVE = (
     "Draft tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
@@ -106,6 +107,7 @@ class EngineOptions:
     sampling_noise: Annotated[str, typer.Option(help=_NOISE)] = "one-number"
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "--tp", min=1, help=_RANKS)] = 1
+    pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "--pp", min=1, help=_STAGES)] = 1
     step_seconds: Annotated[int, typer.Option(min=1, help=_STEP_SECONDS)] = 300
 
     def of_llm(self) -> dict[str, Any]:

@@ -125,6 +125,6 @@ def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVS
 
 @functools.lru_cache(maxsize=64)
 def group_of_layer(specs: tuple[KVSpec, ...]) -> tuple[int, ...]:
-    """The KV group that each layer of the model belongs to, [num_layers]."""
+    """The KV group that each layer of the model belongs to, by its number; 0 for one that another stage has."""
     groups = {layer: g for g, spec in enumerate(specs) for layer in spec.layers or range(spec.num_layers)}
-    return tuple(groups[layer] for layer in sorted(groups))
+    return tuple(groups.get(layer, 0) for layer in range(max(groups) + 1))

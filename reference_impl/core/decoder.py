@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         plain = UnquantizedLinear(dtype, device)
         methods = methods or (lambda name: plain)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(layer(config, i, methods, dtype, device) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(layer(config, i, methods, dtype, device) for i in config.layers)
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position or config.max_position, dtype, device)

@@ -66,6 +66,13 @@ class ModelConfig:
     norm_plus_one: bool = False  # norms multiply by 1 + weight
     # Where this is a rank's part, with its own numbers of heads and columns: what it is a part of.
     shard_of: ModelConfig | None = field(default=None, repr=False)
+    # Where this is a stage's part: the layers that it has, of num_layers.
+    stage: range | None = field(default=None, repr=False)
+
+    @property
+    def layers(self) -> range:
+        """The numbers of the layers that are here."""
+        return range(self.num_layers) if self.stage is None else self.stage
 
     @property
     def whole(self) -> ModelConfig:

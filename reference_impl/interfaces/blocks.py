@@ -29,7 +29,7 @@ class KVSpec:
                  head_dim is all that a head keeps). A block holds the state of one request, whatever block_size is
     """
 
-    num_layers: int  # in this group
+    num_layers: int  # in this group; in a pipeline's stage there may be fewer, and a block has room for so many
     num_kv_heads: int
     head_dim: int
     block_size: int  # tokens in a block
@@ -101,8 +101,8 @@ def _check_spec(spec: KVSpec) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-    if spec.layers and len(spec.layers) != spec.num_layers:
-        raise ValueError(f"layers: expected {spec.num_layers} (num_layers), or none, got {spec.layers}")
+    if len(spec.layers) > spec.num_layers:
+        raise ValueError(f"layers: expected at most {spec.num_layers} (num_layers), or none, got {spec.layers}")
     if spec.bits_per_zero_point and not spec.bits_per_scale:
         raise ValueError(
             f"bits_per_zero_point: expected 0 without scales (bits_per_scale 0), got {spec.bits_per_zero_point}"

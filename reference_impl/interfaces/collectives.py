@@ -48,6 +48,26 @@ class Collectives(Protocol):
         ...
 
 
+class Messages(Protocol):
+    """Tensors from one rank to another. Those between two ranks come in the order in which they were sent."""
+
+    rank: int
+    size: int
+    step: int  # of the engine, for messages of errors
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Leaves a copy for rank `to`."""
+        ...
+
+    def recv(self, source: int) -> Tensor:
+        """The next tensor from rank `source`. CollectiveError where none comes in time."""
+        ...
+
+    def go_on(self) -> None:
+        """Counts this rank as at work, for the deadline that the planner keeps."""
+        ...
+
+
 class CollectiveError(RuntimeError):
     """A call that not all ranks made, or not in time. waits_for: the ranks that did not come."""
 

@@ -58,7 +58,7 @@ def cache_scales(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
     values and attention's probabilities in 8 bits. Our cache has scales of what it holds; the rest is not rounded."""
     return {
         f"model.layers.{layer}.self_attn.{name}": _check_scales if name.endswith("scale") else _not_used
-        for layer in range(model.config.num_layers)
+        for layer in model.config.layers
         for name in CACHE_SCALES
     }
 
@@ -233,13 +233,14 @@ def fill(
     files: list[Path],
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
     cuts: Cuts | None = None,
+    leaves: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Fills the model from files by the table. others, cuts: see `store`."""
+    """Fills the model from files by the table. others, cuts, leaves: see `store`."""
     head: list[Tensor] = []
     ignored: dict[str, Callable[[Tensor], object]] = dict(others or {})
     if model.lm_head is None:  # tied, and stored once more
         ignored["lm_head.weight"] = head.append
-    store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored, cuts)
+    store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored, cuts, leaves)
     if head and not torch.equal(head[0].to(model.embedding), model.embedding):
         raise CheckpointError(
             f"{', '.join(map(str, files))}: tensor lm_head.weight: expected a copy of model.embed_tokens.weight, since "
@@ -254,11 +255,13 @@ def store(
     what: str,
     others: Mapping[str, Callable[[Tensor], object]] | None = None,
     cuts: Cuts | None = None,
+    leaves: Callable[[str], bool] = lambda name: False,
 ) -> None:
     """Puts each tensor of the files where the table says. dtype: in which they are loaded. what: has these tensors.
-    others: tensors that there may be. cuts: tensors of which a part is read, and goes where the table says. Raises
-    CheckpointError if one is missing, unknown, there twice, or does not fit."""
-    store_tensors(table, _tensors(files, cuts or {}), ", ".join(map(str, files)), dtype, what, others)
+    others: tensors that there may be. cuts: tensors of which a part is read, and goes where the table says. leaves: by
+    its name, whether a tensor is not read at all. Raises CheckpointError if one is missing, unknown, there twice, or
+    does not fit."""
+    store_tensors(table, _tensors(files, cuts or {}, leaves), ", ".join(map(str, files)), dtype, what, others)
 
 
 def store_tensors(
@@ -329,11 +332,13 @@ def _check_finite(tensor: Tensor, dtype: torch.dtype, where: str) -> None:
     )
 
 
-def _tensors(files: list[Path], cuts: Cuts) -> Iterator[tuple[Path, str, Tensor]]:
+def _tensors(files: list[Path], cuts: Cuts, leaves: Callable[[str], bool]) -> Iterator[tuple[Path, str, Tensor]]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 (not a dict)
+                    if leaves(whole_name(name)):
+                        continue
                     cut = cuts.get(name) or cuts.get(whole_name(name))
                     yield file, name, handle.get_tensor(name) if cut is None else _part(handle, file, name, cut)
         except (SafetensorError, OSError) as error:

@@ -148,7 +148,7 @@ class Counts:
 
 def rank_reports(engine: Engine) -> list[RankReport]:
     """What each rank of a divided model did; empty for one that is whole."""
-    if engine.config.tensor_parallel_size == 1:
+    if not engine.config.is_divided:
         return []
     from reference_impl.features.parallel.group import RankProcesses
 

@@ -91,6 +91,7 @@ SERVED = {
     ("--sampling-noise", "gumbel"): ("sampling_noise", "gumbel"),
     ("--tensor-parallel-size", "2"): ("tensor_parallel_size", 2),
     ("--tp", "2"): ("tensor_parallel_size", 2),
+    ("--pp", "2"): ("pipeline_parallel_size", 2),
 }
 
 

@@ -39,7 +39,8 @@ def llm() -> LLM:
         ({"enforce_eager": False}, {}),
         ({"tensor_parallel_size": 1}, {"tensor_parallel_size": 1}),
         ({"trust_remote_code": True, "swap_space": 4, "enable_chunked_prefill": True, "revision": None}, {}),
-        ({"pipeline_parallel_size": 1, "load_format": "auto", "hf_overrides": {}, "served_model_name": "x"}, {}),
+        ({"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2}),
+        ({"data_parallel_size": 1, "load_format": "auto", "hf_overrides": {}, "served_model_name": "x"}, {}),
         ({"max_model_len": 64, "seed": 3, "max_num_seqs": 2}, {"max_model_len": 64, "seed": 3, "max_num_seqs": 2}),
     ],
     ids=str,
@@ -52,7 +53,7 @@ def test_vllms_names_mean_the_same_here(given: dict[str, Any], means: dict[str, 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: expected None or 1, got 2: no other is implemented"),
+        ({"data_parallel_size": 2}, "data_parallel_size: expected None or 1, got 2: no other is implemented"),
         ({"enable_chunked_prefill": False}, "enable_chunked_prefill: expected None or True, got False"),
         ({"revision": "main"}, "revision: expected None, got 'main'"),
         ({"gpu_memory_utilization": 90}, "a share from 0.01 to 1, got 90"),

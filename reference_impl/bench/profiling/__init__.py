@@ -39,8 +39,9 @@ def run(
         raise ValueError(f"phase: expected {' or '.join(get_args(Phase))}, got {phase!r}")
     if options.get("worker", "here") != "here":
         raise ValueError(f"--worker {options['worker']}: only this process can be profiled, leave it out")
-    if options.get("tensor_parallel_size", 1) > 1:
-        raise ValueError("--tp: only one process can be profiled, leave it out")
+    for size, option in (("tensor_parallel_size", "--tp"), ("pipeline_parallel_size", "--pp")):
+        if options.get(size, 1) > 1:
+            raise ValueError(f"{option}: only one process can be profiled, leave it out")
     budget = max(2048, batch * context) if phase == "prefill" else 2048
     length = context + num_tokens(batch, context, steps, budget)
     # Three times: overlapped, a step is planned while one runs, and the one before it gives its blocks back.

@@ -1,7 +1,7 @@
-"""The ranks of a group as one executor: each gets every step, and their replies must agree.
+"""The ranks of a group as one executor.
 
-A rank that is lost, late or wrong ends the group, and the error names what all the others wait for: it is the rank that
-came to the fewest meetings, not the one that noticed.
+A rank that is lost, late or wrong ends the group, and the error names what all the others wait for, not who noticed.
+What each rank gets of a step, and what their replies make together, is for a `Division` to say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
 from reference_impl.features.parallel.meeting import Meeting
@@ -65,12 +65,65 @@ class RankReport(NamedTuple):
     resident: int | None
 
 
+class Division(Protocol):
+    """How the ranks of a group share the work."""
+
+    num_stages: int  # steps that may be in flight, see `RunsStages`
+
+    def steps(self, step: Step, size: int) -> Sequence[Step]:
+        """What each rank gets of a step."""
+        ...
+
+    def samplers(self, size: int) -> Sequence[int]:
+        """The ranks that sample, and so take masks."""
+        ...
+
+    def reply(self, step: int, replies: Sequence[Reply]) -> Reply:
+        """What the replies of all ranks make together. WorkerError if they contradict each other."""
+        ...
+
+    def late(self, board: Board, step: int, within: str, unanswered: Sequence[int]) -> tuple[Sequence[int], str]:
+        """The ranks that all others wait for, and what they did not do; none where that is not known. within: a time,
+        for the text; unanswered: the ranks whose reply is awaited."""
+        ...
+
+
+class EveryRank:
+    """Every rank gets every step, and their replies must agree (tensor parallelism)."""
+
+    num_stages = 1
+
+    def steps(self, step: Step, size: int) -> Sequence[Step]:
+        return [step] * size
+
+    def samplers(self, size: int) -> Sequence[int]:
+        return range(size)
+
+    def reply(self, step: int, replies: Sequence[Reply]) -> Reply:
+        _alike(step, [reply.tokens for reply in replies], "tokens")
+        return replies[0]
+
+    def late(self, board: Board, step: int, within: str, unanswered: Sequence[int]) -> tuple[Sequence[int], str]:
+        """Those that came to the fewest meetings."""
+        late, call = board.waited_for()
+        if late:
+            return late, f"did not come to {call}{within}, for which all others wait"
+        if 0 < len(unanswered) < board.size:  # it stopped behind the step's last meeting
+            return unanswered, f"did not answer step {step}{within}, and all others did"
+        return (), ""
+
+
 class RankGroup:
     """What groups of processes and of threads have in common. facts: see `combined`; of all ranks the least."""
 
     max_in_flight = 1
     facts: Facts
+    division: Division
     ended = ""  # by what; nothing can be submitted any more
+
+    @property
+    def num_stages(self) -> int:
+        return self.division.num_stages
 
     def _check_goes_on(self, step: int) -> None:
         if self.ended:
@@ -86,9 +139,10 @@ class RankProcesses(RankGroup):
     """makes: for each rank a function that is called in its process, see `WorkerProcess`. seconds: how long a step may
     go on without any rank coming to a meeting. ValueError or WorkerError if a rank does not start."""
 
-    def __init__(self, makes: Sequence[Make], board: Board, seconds: float):
-        self.board, self.seconds = board, seconds
+    def __init__(self, makes: Sequence[Make], board: Board, seconds: float, division: Division):
+        self.board, self.seconds, self.division = board, seconds, division
         self.ranks: list[WorkerProcess] = []
+        self._waits: int | None = None  # the step that waits for masks
         try:
             with ThreadPoolExecutor(len(makes)) as pool:
                 starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
@@ -105,13 +159,19 @@ class RankProcesses(RankGroup):
 
     def submit(self, step: Step) -> int:
         self._check_goes_on(step.step_id)
-        for rank in self.ranks:
-            self._or_end(step.step_id, rank.submit, step)
+        if self._waits is not None:  # its masks never came, so it is not collected: who did not wait has answered
+            samplers = self.division.samplers(len(self.ranks))
+            for rank in (rank for rank in self.ranks if rank.rank not in samplers):
+                self._or_end(self._waits, rank.collect, self._waits)
+        self._waits = step.step_id if step.takes_masks else None
+        for rank, own in zip(self.ranks, self.division.steps(step, len(self.ranks)), strict=True):
+            self._or_end(step.step_id, rank.submit, own)
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
-        for rank in self.ranks:
-            self._or_end(ticket, rank.finish, ticket, masks)
+        self._waits = None
+        for rank in self.division.samplers(len(self.ranks)):
+            self._or_end(ticket, self.ranks[rank].finish, ticket, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
         found = [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks]
@@ -127,7 +187,7 @@ class RankProcesses(RankGroup):
             for rank in waiting:
                 if rank.fileno() in answered:
                     replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
-        return self._or_end(ticket, _agreed, ticket, [replies[rank.rank] for rank in self.ranks])
+        return self._or_end(ticket, self.division.reply, ticket, [replies[rank.rank] for rank in self.ranks])
 
     def reports(self) -> list[RankReport]:
         """What each rank did since it began."""
@@ -154,11 +214,7 @@ class RankProcesses(RankGroup):
     def _end(self, step: int, within: str, error: WorkerError | None, unanswered: Sequence[int] = ()) -> NoReturn:
         """Ends all ranks, since none of them can go on without the others, and raises what is known. unanswered: the
         ranks whose reply is awaited."""
-        late, call = self.board.waited_for()
-        if late:
-            what = f"did not come to {call}{within}, for which all others wait"
-        elif error is None and len(unanswered) < len(self.ranks):  # it stopped behind the step's last meeting
-            late, what = list(unanswered), f"did not answer step {step}{within}, and all others did"
+        late, what = self.division.late(self.board, step, within, unanswered)
         said = [] if error is None else [str(error)]
         if late:
             said.append(" and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late) + f" {what}")
@@ -174,10 +230,11 @@ class RankProcesses(RankGroup):
 class RankThreads(RankGroup):
     """The same with ranks that are threads. makes: for each rank a function that is called in its thread."""
 
-    def __init__(self, makes: Sequence[Make], group: ThreadGroup):
-        self.group = group
+    def __init__(self, makes: Sequence[Make], group: ThreadGroup, division: Division):
+        self.group, self.division = group, division
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(makes))]
-        self._submitted: list[Future[Any]] = []
+        self._running: dict[int, list[Future[Any]]] = {}  # by step, of each rank
+        self._waits: int | None = None  # the step that waits for masks
         self.executors: list[Executor] = []
         try:
             made = self._all([thread.submit(make) for thread, make in zip(self._threads, makes, strict=True)])
@@ -189,23 +246,32 @@ class RankThreads(RankGroup):
 
     def submit(self, step: Step) -> int:
         self._check_goes_on(step.step_id)
-        self._submitted = self._each(lambda executor, rank: executor.submit(step))
+        if self._waits is not None:  # its masks never came
+            del self._running[self._waits]
+        self._waits = step.step_id if step.takes_masks else None
+        steps = self.division.steps(step, len(self.executors))
+        self._running[step.step_id] = [
+            thread.submit(_do, executor, own)
+            for thread, executor, own in zip(self._threads, self.executors, steps, strict=True)
+        ]
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
-        runs = self._all(self._submitted)
-        self._all(self._each(lambda executor, rank: executor.finish(runs[rank], masks)))  # type: ignore[attr-defined]
+        self._waits, running = None, self._running[ticket]
+        for rank in self.division.samplers(len(self.executors)):
+            begun = running[rank]
+            running[rank] = self._threads[rank].submit(_finish, self.executors[rank], begun, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
-        runs, found = self._all(self._submitted), list[Any]()
+        runs, found = self._all(self._running[ticket]), list[Any]()
         for rank, executor in enumerate(self.executors):  # one after another: all ask the same grammar
             found += self._all([self._threads[rank].submit(executor.show_drafts, runs[rank], ask)])  # type: ignore[attr-defined]
         return self._or_end(_alike, ticket, found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
-        runs = self._all(self._submitted)
-        replies = self._all(self._each(lambda executor, rank: executor.collect(runs[rank])))
-        return self._or_end(_agreed, ticket, replies)
+        if self._waits == ticket:
+            raise RuntimeError(f"step {ticket} was submitted with takes_masks: call finish before collect")
+        return self._or_end(self.division.reply, ticket, self._all(self._running.pop(ticket)))
 
     def close(self) -> None:
         """Ends all threads; idempotent."""
@@ -214,9 +280,6 @@ class RankThreads(RankGroup):
             executor.close()
         self.executors = []
         self._end()
-
-    def _each(self, call: Callable[[Executor, int], Any]) -> list[Future[Any]]:
-        return [self._threads[rank].submit(call, executor, rank) for rank, executor in enumerate(self.executors)]
 
     def _all(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """The results of all ranks. What went wrong first ends the waiting of the others."""
@@ -253,7 +316,13 @@ def _alike(step: int, found: Sequence[Any], what: str) -> Any:
     return found[0]
 
 
-def _agreed(step: int, replies: Sequence[Reply]) -> Reply:
-    """The first rank's reply. WorkerError where another rank sampled other tokens."""
-    _alike(step, [reply.tokens for reply in replies], "tokens")
-    return replies[0]
+def _do(executor: Executor, step: Step) -> Any:
+    """Runs a step to its end: returns its reply, or, if it waits for masks, its ticket."""
+    ticket = executor.submit(step)
+    return ticket if step.takes_masks else executor.collect(ticket)
+
+
+def _finish(executor: Executor, begun: Future[Any], masks: Masks) -> Reply:
+    assert isinstance(executor, TakesMasks)
+    executor.finish(begun.result(), masks)
+    return executor.collect(begun.result())

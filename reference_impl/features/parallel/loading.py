@@ -11,9 +11,11 @@ weights is computed from that row, of which a rank then keeps its columns.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +26,7 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
 from reference_impl.features.parallel.shares import RankShares, Share, expected, shares_of
 from reference_impl.interfaces import TensorSpec
-from reference_impl.models.loader import Cut, Destination, part_tensors
+from reference_impl.models.loader import Cut, Destination, part_tensors, weight_files, whole_name
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.quantization.head import all_linears
 from reference_impl.models.quantization.methods import Quantized
@@ -189,3 +191,22 @@ def _check_edges(model: Decoder, linear: Linear, part: str, pieces: Pieces, each
 def _between_groups(edges: tuple[int, int], pieces: Pieces, each: int, group: int) -> bool:
     ends = (*itertools.accumulate(piece.whole * each for piece in pieces),)  # the last group may be shorter
     return edges[0] % group == 0 and (edges[1] % group == 0 or edges[1] == ends[-1])
+
+
+def bytes_of_layers(folder: Path, num_layers: int) -> tuple[list[int], int]:
+    """The bytes in a folder's files of each layer, and of the lm_head, or of an embedding in its place."""
+    layers, others = [0] * num_layers, dict.fromkeys(("lm_head", "model.embed_tokens"), 0)
+    for file in weight_files(folder):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, found in header.items():
+            words = whole_name(name).split(".")
+            if name == "__metadata__":
+                continue
+            start, end = found["data_offsets"]
+            if words[:2] == ["model", "layers"] and words[2].isdecimal() and int(words[2]) < num_layers:
+                layers[int(words[2])] += end - start
+            else:
+                kind = ".".join(words[:-1])
+                others |= {kind: others[kind] + end - start} if kind in others else {}
+    return layers, others["lm_head"] or others["model.embed_tokens"]

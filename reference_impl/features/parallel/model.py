@@ -30,7 +30,7 @@ from reference_impl.models.quantization.methods import Fp8
 
 
 class RankModel:
-    """How a rank's model is made: `config_of`, `divide_vocabulary`, `cut` and `join`, in this order, once.
+    """How a rank's model is made: `config_of`, `shrink`, `cut` and `join`, in this order, once.
 
     ValueError where the model's heads, its columns or groups of its weights cannot be divided.
     """
@@ -60,13 +60,17 @@ class RankModel:
             return wrong
         return ValueError(f"{wrong}. This is a rank's part; {expected(fit)}")
 
-    def divide_vocabulary(self, model: Decoder) -> None:
+    def shrink(self, model: Decoder) -> None:
         """Makes room for this rank's tokens only, in the embedding and the lm_head of a model without weights."""
         if isinstance(model.head, StoredHead):
             raise ValueError("an lm_head that comes quantized is not divided among ranks: use tensor_parallel_size=1")
         model.embedding = model.embedding.new_empty(self.shares.vocabulary.length, model.config.hidden_size)
         if model.lm_head is not None:
             model.lm_head = torch.empty_like(model.embedding)
+
+    def leaves(self, name: str) -> bool:
+        """Whether a tensor is not read at all: each rank has a part of each."""
+        return False
 
     def cut(self, model: Decoder, table: dict[str, Destination]) -> tuple[dict[str, Destination], dict[str, Cut]]:
         """The destinations of this rank's model, and what is read of each tensor: see `cut_table`."""

@@ -29,6 +29,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 PLACE = 1 << 22  # bytes; a larger tensor takes several meetings
 _WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
 _STATE = 5  # words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited
+_PAUSE = 50e-6  # seconds between two looks for what a stage before this one still computes
 _CALLS = (
     "nothing", "all_reduce", "all_gather", "reduce_scatter", "reduce_scatter (shapes)", "all_to_all",
     "all_to_all (shapes)", "barrier", *(f"broadcast from {rank}" for rank in range(64)),
@@ -62,16 +63,21 @@ class Board:
         words = np.frombuffer(self._memory, np.int64, self._num_words)
         self.state = words[: size * _STATE].reshape(size, _STATE)
         self.headers = words[size * _STATE : size * (_STATE + 2 * _WORDS)].reshape(size, 2, _WORDS)
-        places = np.frombuffer(self._memory, np.uint8, offset=8 * self._num_words)
-        self.places = places.reshape(size, 2, PLACE)
+        # Messages from each rank (first) to each other one: two places that take turns, and how many pieces were read.
+        of_mail = words[size * (_STATE + 2 * _WORDS) :][: size**2 * (1 + 2 * _WORDS)]
+        self.read = of_mail[: size**2].reshape(size, size)
+        self.mail = of_mail[size**2 :].reshape(size, size, 2, _WORDS)
+        places = np.frombuffer(self._memory, np.uint8, offset=8 * self._num_words).reshape(-1, 2, PLACE)
+        self.places, self.letters = places[:size], places[size:].reshape(size, size, 2, PLACE)
 
     @property
     def _num_words(self) -> int:
-        return -(-self.size * (_STATE + 2 * _WORDS) // 8) * 8
+        return -(-(self.size * (_STATE + 2 * _WORDS) + self.size**2 * (1 + 2 * _WORDS)) // 8) * 8
 
     @property
     def _length(self) -> int:
-        return 8 * self._num_words + self.size * 2 * PLACE
+        """Bytes; of what no rank writes to, the system gives none."""
+        return 8 * self._num_words + (self.size + self.size**2) * 2 * PLACE
 
     def close_path(self) -> None:
         """Removes the path; a process that has mapped the memory keeps it. Idempotent."""
@@ -112,6 +118,61 @@ class SharedMemoryRank(Meeting):
     def __init__(self, rank: int, board: Board, seconds: float = 30):
         super().__init__(rank, board.size)
         self.board, self.seconds, self._number = board, seconds, 0
+        self._sent, self._received = [0] * board.size, [0] * board.size  # pieces, by the other rank
+
+    def go_on(self) -> None:
+        """Tells the planner that this rank is at work, in a step without collectives."""
+        self.board.state[self.rank, 0] += 1
+        self.board.state[self.rank, 2:4] = self.step, self.num_bytes
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Leaves a tensor for another rank; waits only while two pieces before it are not read."""
+        data = x.contiguous().reshape(-1).view(torch.uint8).numpy()
+        words = 0, _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
+        for at in range(0, max(1, len(data)), PLACE):
+            self._sent[to] += 1
+            number, turn = self._sent[to], self._sent[to] % 2
+            self._until(self.board.read, (self.rank, to), number - 2, "send to", to)
+            piece = data[at : at + PLACE]
+            self.board.letters[self.rank, to, turn, : len(piece)] = piece
+            self.board.mail[self.rank, to, turn, 1 : 1 + len(words)] = words
+            self.board.mail[self.rank, to, turn, 0] = number
+        self.num_bytes += x.nbytes
+        self.go_on()
+
+    def recv(self, source: int) -> Tensor:
+        """The next tensor from that rank. CollectiveError where no rank goes on for `seconds`, and none came."""
+        header, pieces, missing = None, list[Bytes](), 1
+        while missing > 0:
+            self._received[source] += 1
+            number, turn = self._received[source], self._received[source] % 2
+            self._until(self.board.mail, (source, self.rank, turn, 0), number, "recv from", source)
+            row = self.board.mail[source, self.rank, turn].tolist()
+            header = _Header(row[1], row[2], row[3], row[5 : 5 + row[4]])
+            missing = header.num_bytes - PLACE * (len(pieces) + 1)
+            length = min(PLACE, missing + PLACE)
+            pieces.append(self.board.letters[source, self.rank, turn, :length].copy())
+            self.board.read[source, self.rank] = number
+        self.go_on()
+        assert header is not None
+        return header.tensor(np.concatenate(pieces))
+
+    def _until(self, counts: NDArray[np.int64], at: tuple[int, ...], least: int, call: str, other: int) -> None:
+        """Waits until counts[at] is so high: not a fixed time, but as long as any rank goes on."""
+        began = seen = time.perf_counter_ns()
+        progress = self.board.progress()
+        while counts[at] < least:
+            now = time.perf_counter_ns()
+            if progress != (progress := self.board.progress()):
+                seen = now
+            if now - seen > 1e9 * self.seconds:
+                text = f"rank {self.rank} waited {self.seconds:g} s in {call} rank {other} of step {self.step}"
+                raise CollectiveError(text, [other])
+            if now - began < 1e6:
+                os.sched_yield()
+            else:  # the other one computes, and may need this core
+                time.sleep(_PAUSE)
+        self.board.state[self.rank, 4] += time.perf_counter_ns() - began
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         headers, pieces = self._show_piece(call, x, 0)

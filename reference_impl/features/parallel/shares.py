@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -84,6 +85,33 @@ def columns(whole: int, size: int) -> list[Share]:
     if whole < size:
         raise ValueError(f"tensor_parallel_size: expected at most {whole}, the columns of an MLP, got {size}")
     return divided(whole, size, unit)
+
+
+def stages_of(layers: Sequence[int], head: int, size: int) -> list[range]:
+    """The layers of `size` stages, each at least one: of all ways to cut, one whose dearest stage costs least.
+
+    layers, head: bytes of each layer's weights, and of the lm_head's. A stage costs what a step reads and computes,
+    which is in proportion to its weights, but for the head in the last one: a decoding step uses it for each of its
+    rows, a prompt's for one row, so it counts half. ValueError for more stages than layers.
+    """
+    if size > len(layers):
+        raise ValueError(
+            f"pipeline_parallel_size: expected at most {len(layers)}, the layers of this model, got {size}"
+        )
+
+    @functools.cache
+    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """The cost of the dearest of so many stages from layer `first` on, and where each ends."""
+        if stages == 1:
+            return sum(layers[first:]) + head / 2, (len(layers),)
+        found = []
+        for end in range(first + 1, len(layers) - stages + 2):
+            rest, ends = best(end, stages - 1)
+            found.append((max(sum(layers[first:end]), rest), (end, *ends)))
+        return min(found)
+
+    _, ends = best(0, size)
+    return [range(first, end) for first, end in zip((0, *ends), ends, strict=False)]
 
 
 def expected(fit: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ class ThreadGroup:
         self.calls = [0] * size  # to how many each rank came
         self.barrier = threading.Barrier(size)
         pairs = itertools.product(range(size), repeat=2)
-        self.messages = {pair: queue.SimpleQueue[Tensor]() for pair in pairs}  # by (from, to)
+        self.messages = {pair: queue.SimpleQueue[Tensor | None]() for pair in pairs}  # by (from, to)
 
     def rank(self, rank: int) -> ThreadRank:
         return ThreadRank(rank, self)
@@ -30,6 +30,8 @@ class ThreadGroup:
     def end(self) -> None:
         """Ends the waiting of all ranks, now and later, with an error."""
         self.barrier.abort()
+        for waiting in self.messages.values():
+            waiting.put(None)
 
 
 class ThreadRank(Meeting):
@@ -45,11 +47,17 @@ class ThreadRank(Meeting):
 
     def recv(self, source: int) -> Tensor:
         """The next tensor from that rank. CollectiveError where none comes in time."""
+        messages, what = self.group.messages[source, self.rank], "the group was ended"
         try:
-            return self.group.messages[source, self.rank].get(timeout=self.group.seconds)
+            if (found := messages.get(timeout=self.group.seconds)) is not None:
+                return found
+            messages.put(None)
         except queue.Empty:
-            text = f"rank {self.rank}, recv of step {self.step}: rank {source} sent nothing in {self.group.seconds:g} s"
-            raise CollectiveError(text, [source]) from None
+            what = f"rank {source} sent nothing in {self.group.seconds:g} s"
+        raise CollectiveError(f"rank {self.rank}, recv of step {self.step}: {what}", [source])
+
+    def go_on(self) -> None:
+        """Tells the planner that this rank is at work: in one process it need not be told."""
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         table = self.group.shown[self.num_calls % 2]

@@ -61,8 +61,9 @@ class Facts:
 
     def _in_common(self) -> dict[str, Any]:
         names = ("max_num_seqs", "page_store", "protocol")
-        # How many KV heads a worker has is its own affair: ranks divide those of the model, which the fingerprint has.
-        specs = tuple(replace(spec, num_kv_heads=1) for spec in self.kv_specs)
+        # How many KV heads and layers a worker has is its own affair: ranks and stages divide those of the model, which
+        # the fingerprint has.
+        specs = tuple(replace(spec, num_kv_heads=1, num_layers=1, layers=()) for spec in self.kv_specs)
         found = {"model": self.model.fingerprint, "kv_specs": specs}
         return found | {name: getattr(self, name) for name in names}
 

@@ -38,6 +38,19 @@ def kv_specs(
     )
 
 
+def of_stage(specs: Sequence[KVSpec], stage: range) -> tuple[KVSpec, ...]:
+    """The same groups with the layers of a stage only. ValueError where a group has none there."""
+    own = [[layer for layer in spec.layers if layer in stage] for spec in specs]
+    for spec, layers in zip(specs, own, strict=True):
+        if not layers:
+            raise ValueError(
+                f"pipeline_parallel_size: layers {stage.start} to {stage.stop - 1} have none of the KV group with "
+                f"layers {', '.join(map(str, spec.layers))} and window {spec.window}: expected fewer stages"
+            )
+    most = max(map(len, own))
+    return tuple(replace(spec, num_layers=most, layers=tuple(layers)) for spec, layers in zip(specs, own, strict=True))
+
+
 def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:
     """The most tokens that a single request can have in the cache. max_chunk: the most tokens computed in one step."""
 

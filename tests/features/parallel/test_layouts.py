@@ -35,7 +35,7 @@ PARAMETERS = {"llama-3-70b": 70_553_706_496, "llama-3.1-405b": 405_853_388_800, 
 def of_rank(config: Any, rank: int, size: int) -> Any:
     model = RankModel(ThreadGroup(size).rank(rank))
     made = build_model(model.config_of(config), device="meta", kernels="torch")
-    model.divide_vocabulary(made)
+    model.shrink(made)
     return made
 
 

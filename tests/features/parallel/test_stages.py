@@ -1,0 +1,272 @@
+"""A model in stages: the texts of one process whatever the schedule, its layers between the stages, what a lost stage
+says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import threading
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.ranks import ranked_engine
+from reference_impl.features.parallel.loading import bytes_of_layers
+from reference_impl.features.parallel.shares import stages_of
+from reference_impl.features.parallel.stages import StageModel, Stages
+from reference_impl.features.parallel.threads import ThreadGroup
+from reference_impl.features.process.worker import WorkerError
+from reference_impl.interfaces import Appended, Opened, Reply, SamplingParams, Step, StepRow
+from tests.examples import examples
+from tests.executor.forked import forked_workers, kill  # noqa: F401
+from tests.features.parallel.test_models import FAMILIES, IDS, together
+from tests.features.parallel.test_processes import ASKED, forked_ranked, ranked, serve  # noqa: F401
+from tests.features.parallel.test_schedules import check_alike, closing, workloads
+from tests.features.parallel.test_schedules import serve as served
+from tests.models.conftest import VARIANTS, our_logits, save  # noqa: F401
+
+CONFIG = EngineConfig(num_blocks=40, block_size=8, pipeline_parallel_size=2)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of four layers."""
+    from tests.models.conftest import _build
+
+    made = {}
+    for name, variant in (("llama", "llama_biases"), ("windows", "gemma3")):
+        made[name] = tmp_path_factory.mktemp(name)
+        _build(variant, num_hidden_layers=4).to(torch.float64).save_pretrained(made[name])
+    return made
+
+
+@pytest.mark.parametrize("name", ["llama", "windows"])
+@given(workload=workloads(), size=st.sampled_from([2, 3, 4]), kv_dtype=st.sampled_from(["auto", "auto", "int8"]))
+@settings(max_examples=examples(15))
+def test_texts_are_those_of_one_process(
+    folders: dict[str, Path], name: str, workload: Any, size: int, kv_dtype: str
+) -> None:
+    asked, options = workload
+    options |= {"speculative": "off", "kv_dtype": kv_dtype}
+    if name == "windows":  # each stage has a layer of each group
+        options |= {"prefix_cache": "off", "num_blocks": 200}
+        size = 2
+    plain = EngineConfig(
+        num_blocks=200, prefix_cache="off", sampling_noise=options["sampling_noise"], kv_dtype=kv_dtype
+    )
+    folder = folders[name]
+    expected = served(Engine(load_model(folder, torch.float64), plain), asked)
+    config = EngineConfig(**options, pipeline_parallel_size=size)
+    with closing(ranked_engine(folder, config, dtype="float64", ranks="threads")) as engine:
+        check_alike(served(engine, asked), expected)
+        assert engine.kv.num_available == engine.num_blocks
+
+
+@pytest.mark.parametrize("variant", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS])
+def test_logits_of_the_last_stage_are_those_of_one_process(variant: str, save: Any, our_logits: Any) -> None:  # noqa: F811
+    _, folder = save(variant, torch.float64)
+    whole = load_model(folder, torch.float64)
+    for size in {2, whole.config.num_layers}:
+        group, layers = ThreadGroup(size), stages_of(*bytes_of_layers(folder, whole.config.num_layers), size)
+        models = [load_model(folder, torch.float64, rank=StageModel(group.rank(i), layers)) for i in range(size)]
+        assert [[layer.index for layer in model.layers] for model in models] == [[*own] for own in layers]
+        found = together(models, lambda model: our_logits(model, *IDS))
+        for mine, its in zip(our_logits(whole, *IDS), found[-1], strict=True):
+            assert torch.equal(mine, its), "the same operations in the same order"
+        own = sum(layer.num_parameters() for model in models for layer in model.layers)
+        assert own == sum(layer.num_parameters() for layer in whole.layers)
+        tied = whole.lm_head is None
+        assert [len(model.embedding) > 0 for model in models] == [True, *[False] * (size - 2), tied]
+        assert [model.lm_head is not None and len(model.lm_head) > 0 for model in models[:-1]] == [False] * (size - 1)
+
+
+@given(layers=st.lists(st.integers(1, 9), min_size=1, max_size=7), head=st.integers(0, 30), data=st.data())
+@settings(max_examples=examples(100))
+def test_no_other_cut_has_a_cheaper_dearest_stage(layers: list[int], head: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(layers)))
+
+    def dearest(stages: list[range]) -> float:
+        costs = [float(sum(layers[i] for i in stage)) for stage in stages]
+        return max(*costs[:-1], costs[-1] + head / 2, 0)
+
+    found = stages_of(layers, head, size)
+    assert [i for stage in found for i in stage] == [*range(len(layers))]
+    assert all(len(stage) for stage in found)
+    for cuts in itertools.combinations(range(1, len(layers)), size - 1):
+        ends = (*cuts, len(layers))
+        assert dearest(found) <= dearest([range(a, b) for a, b in zip((0, *cuts), ends, strict=True)])
+
+
+def test_the_last_of_equal_stages_has_fewer_layers_for_its_head() -> None:
+    folder, config = course_model("target"), load_model(course_model("target")).config
+    layers, head = bytes_of_layers(folder, config.num_layers)
+    assert head == config.vocab_size * config.hidden_size * 2, "bfloat16 in its file, tied"
+    assert len(set(layers)) == 1
+    assert [len(stage) for stage in stages_of([10] * 8, 40, 2)] == [5, 3]
+    with pytest.raises(ValueError, match="pipeline_parallel_size: expected at most 8, the layers of this model, got 9"):
+        stages_of([10] * 8, 40, 9)
+
+
+def test_a_stage_does_not_read_what_others_have(save: Any) -> None:  # noqa: F811
+    """A tensor of wrong shape is found by the stage that has it alone."""
+    _, folder = save("llama_biases", torch.float64)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.layers.0.self_attn.o_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    group = ThreadGroup(2)
+    load_model(folder, torch.float64, rank=StageModel(group.rank(1), [range(1), range(1, 2)]))
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.o_proj\.weight"):
+        load_model(folder, torch.float64, rank=StageModel(group.rank(0), [range(1), range(1, 2)]))
+
+
+def opened(slot: int, name: str, holds: bool = False) -> Opened:
+    sampling = SamplingParams(temperature=0, logprobs=2)
+    return Opened(slot, name, array("q", [1, 2]), 2, 0, sampling, 0, 0, holds, pooling=None)
+
+
+def reply(number: int, *tokens: tuple[int, ...]) -> Reply:
+    return Reply(number, tokens, {}, 0.0, 0.0)
+
+
+def test_what_was_sampled_reaches_the_other_stages_with_the_next_step_unless_its_slot_was_closed() -> None:
+    stages, row = Stages(3), StepRow(0, 0, 2, True)
+    first = Step(1, opened=(opened(0, "a"), opened(1, "b"), opened(2, "c", holds=True)), takes_masks=True,
+                 rows=(row, row._replace(slot=1), row._replace(slot=2)))  # fmt: skip
+    *earlier, last = stages.steps(first, 3)
+    assert last is first
+    assert len(earlier) == 2
+    assert earlier[0].opened[0].sampling == SamplingParams(), "nothing is sampled there"
+    assert not earlier[0].takes_masks
+    assert not any(row.samples for row in earlier[0].rows)
+    closing_step = Step(2, closed=(1,), opened=(opened(1, "d"),))  # while step 1 is in flight
+    assert stages.steps(closing_step, 3)[0].appended == ()
+    assert stages.reply(1, [reply(1), reply(1), reply(1, (7,), (8,), (9,))]).tokens == ((7,), (8,), (9,))
+    told = stages.steps(Step(3), 3)
+    assert [each.appended for each in told] == [(Appended(0, 2, (7,)),)] * 2 + [()]
+    assert stages.steps(Step(4), 3)[0].appended == (), "once"
+
+
+def test_two_steps_are_in_flight_at_the_same_time() -> None:
+    """The last stage does not go on before the first one has begun the next step."""
+    engine = ranked_engine(course_model("draft"), CONFIG, ranks="threads")
+    first, last = engine.executor.executors
+    begun: dict[int, threading.Event] = defaultdict(threading.Event)
+    submit_first, submit_last = first.submit, last.submit
+    overlapped = []
+
+    def begin(step: Step) -> Any:
+        begun[step.step_id].set()
+        return submit_first(step)
+
+    def follow(step: Step) -> Any:
+        if 1 < step.step_id < 8:  # four requests, two a step, of six tokens: there is a next one
+            overlapped.append(begun[step.step_id + 1].wait(60))
+        return submit_last(step)
+
+    first.submit, last.submit = begin, follow
+    with closing(engine):
+        for i in range(4):
+            engine.add([5, 9, 3 + i], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True), f"r{i}")
+        while engine.has_work():
+            engine.step()
+    assert len(overlapped) > 3
+    assert all(overlapped)
+
+
+def test_beams_grammars_and_embeddings_of_stages() -> None:
+    one = LLM(course_model("draft"), dtype="float64", device="cpu", num_blocks=60)
+    two = LLM(course_model("draft"), dtype="float64", device="cpu", num_blocks=60, pipeline_parallel_size=2,
+              worker="threads")  # fmt: skip
+    found, embedded = list[Any](), list[Any]()
+    with closing(two.engine):
+        for llm in (one, two):
+            found.append([beam.tokens for beam in llm.beam_search("def f(", width=3, max_tokens=6)])
+            embedded.append(llm.embed(["class A:"])[0].outputs.embedding)
+        assert found[0] == found[1]
+        assert embedded[0] == pytest.approx(embedded[1])
+        texts: list[Any] = []
+        for llm in (one, two):
+            firsts = [llm.engine.add([i, 2], SamplingParams(max_tokens=9, temperature=0), f"g{i}",
+                                     grammar=[Sums(), None][i % 2]) for i in range(5)]  # fmt: skip
+            while llm.engine.has_work():
+                llm.engine.step()
+            texts.append([request.tokens for request in firsts])
+        assert texts[0] == texts[1]
+
+
+class Sums:
+    """A grammar whose masks depend on all that was written."""
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        token = (sum(output) + 7 * len(output)) % 300
+        return (1 << token | 1 << (token + 5) % 300).to_bytes(512, "little")
+
+
+def run(engine: Engine) -> None:
+    while engine.has_work():
+        engine.step()
+
+
+# --- in processes -----------------------------------------------------------------------------------------------------
+
+
+def test_stages_in_processes_write_the_text_of_one_process(forked_ranked) -> None:  # noqa: F811
+    expected = serve(Engine(load_model(course_model("draft"), torch.float32), EngineConfig(num_blocks=40)))
+    engine = forked_ranked(CONFIG)
+    assert serve(engine) == expected
+    first, last = engine.executor.reports()
+    assert first.num_bytes > 0
+    assert last.num_bytes == 0
+
+
+def test_a_stage_that_is_killed_is_named(forked_ranked) -> None:  # noqa: F811
+    engine = forked_ranked(CONFIG)
+    engine.add(*ASKED[0])
+    engine.step()
+    kill(engine.executor.ranks[0])
+    with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by signal 9") as caught:
+        run(engine)
+    assert caught.value.rank == 0
+    assert all(rank._process.poll() is not None for rank in engine.executor.ranks)
+
+
+def test_a_stage_that_is_stopped_is_named_and_not_the_one_that_waits_for_it(ranked) -> None:  # noqa: F811
+    engine = ranked(CONFIG)
+    engine.add(*ASKED[0])
+    engine.step()
+    os.kill(engine.executor.ranks[0].pid, signal.SIGSTOP)
+    engine.executor.seconds = 1
+    late = r"rank 0 \(process \d+\) did not answer step \d+ within 1 s, and those behind it wait for it"
+    with pytest.raises(WorkerError, match=late) as caught:
+        run(engine)
+    assert caught.value.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative": "ngram"}, "speculative='ngram': a draft is tried by all stages"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: stages that are divided"),
+        ({"graphs": "on"}, "graphs='on'"),
+        ({"attention": "triton"}, "attention='triton'"),
+    ],
+)
+def test_what_does_not_go_with_stages_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    config = dataclasses.replace(CONFIG, **options)
+    with pytest.raises(ValueError, match=f"pipeline_parallel_size=2 with {message}.*. Leave one of the two out"):
+        ranked_engine(course_model("draft"), config)
+    with pytest.raises(ValueError, match="expected at most 2, the layers of this model, got 70"):
+        ranked_engine(course_model("draft"), dataclasses.replace(CONFIG, pipeline_parallel_size=70))
