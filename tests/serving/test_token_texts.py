@@ -8,11 +8,12 @@ import random
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
 
 from reference_impl.assembly.outputs import logprob_dicts
 from reference_impl.core.detokenizer import TextStream, text_of
-from reference_impl.features.texts.tokens import TokenText
+from reference_impl.features.texts.tokens import TextPlaces, TokenText
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.answers import ChatShape, CompletionShape
 from reference_impl.serving.runner import Piece
@@ -165,12 +166,28 @@ def test_no_two_tokens_have_one_text(name: str) -> None:
 
 
 def test_so_it_is_where_tokens_say_that_a_word_ends() -> None:
-    """GPT-1's and CLIP's BPE."""
+    """GPT-1's BPE. A word's end is a space where another token follows."""
     pieces = {"true": 0, "true</w>": 1, "t": 2, "t</w>": 3}
     made = Tokenizer(models.BPE(pieces, [], end_of_word_suffix="</w>"))
     made.decoder = decoders.BPEDecoder("</w>")
     texts = TokenText(made)
-    assert [texts.text(token) for token in range(4)] == ["true", "true</w>", "t", "t</w>"]
+    assert [texts.text(token) for token in range(4)] == ["true", "true ", "t", "t "]
+    answer = [2, 1, 3, 0, 3]
+    assert b"".join(map(texts.bytes, answer)).decode() == made.decode(answer) + " "
+    assert TextPlaces(texts).of(answer) == [0, 1, 6, 8, 12]
+
+
+def test_an_added_token_may_have_the_text_of_a_token_in_bytes() -> None:
+    """As the runs of spaces of CodeGen and Phi-2 do, which stand behind GPT-2's vocabulary."""
+    pieces = {character: i for i, character in enumerate([*sorted(ByteLevel.alphabet()), "ĠĠ"])}
+    made = Tokenizer(models.BPE(pieces, []))
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(text, normalized=False) for text in ("  ", "\n", "ä", "日")])
+    texts = TokenText(made)
+    shown = [texts.text(token) for token in range(made.get_vocab_size())]
+    assert len({*shown}) == len(shown)
+    assert [made.token_to_id(text) for text in ("  ", "\n", "日")] == [shown.index(text) for text in ("  ", "\n", "日")]
+    assert texts.text(made.token_to_id("ĠĠ")) == "ĠĠ"
 
 
 def test_bytes_of_a_chats_tokens() -> None:

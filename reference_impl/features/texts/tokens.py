@@ -22,7 +22,9 @@ class TokenText:
         special, _, self._byte_tokens = special_and_bytes(tokenizer)
         self.special = frozenset(special)
         self._byte_of = _bytes_of_characters()
+        self._character_of = {byte: character for character, byte in self._byte_of.items()}
         self._before, self._length = self._token_before()
+        self._behind = len(self._decode([*self._before, *self._before])) - self._length
         self._known: dict[int, builtins.bytes] = {}
 
     def bytes(self, token: int) -> builtins.bytes:
@@ -57,7 +59,9 @@ class TokenText:
         name = self._tokenizer.id_to_token(token)
         if name is None or token in self.special:
             return (name or "").encode()
-        text = self._decode([*self._before, token])[self._length :]
+        # Between two tokens, since the end of a word may be a space only where another follows (GPT-1).
+        text = self._decode([*self._before, token, *self._before])[self._length :]
+        text = text[: len(text) - self._behind]
         if "\ufffd" in text and all(character in self._byte_of for character in name):  # a byte-level vocabulary
             return bytes(self._byte_of[character] for character in name)
         return text.encode()
@@ -75,7 +79,15 @@ class TokenText:
 
     def _others(self, text: str) -> list[int]:
         """The tokens that may have this text, by the names that vocabularies give them."""
-        names = (text, text.replace(" ", "▁"), text.removeprefix(" "), f"##{text}", f"{text}</w>")
+        in_bytes = "".join(map(self._character_of.__getitem__, text.encode()))  # an added token may have that text, too
+        names = (
+            text,
+            text.replace(" ", "▁"),
+            text.removeprefix(" "),
+            f"##{text}",
+            f"{text.removesuffix(' ')}</w>",
+            in_bytes,
+        )
         found = [self._tokenizer.token_to_id(name) for name in names]
         return [token for token in dict.fromkeys(found) if token is not None]
 
