@@ -144,6 +144,42 @@ def test_a_stopped_worker_is_an_error_in_time_and_is_ended() -> None:
         engine.close()
 
 
+STOPS = """
+import os, signal, struct, sys
+
+class Stops:
+    max_in_flight = 1
+    def submit(self, step): ...
+    def collect(self, ticket):
+        os.write(int(sys.argv[1]), struct.pack("!i", 1000) + b"the beginning of a reply")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    def close(self): ...
+
+def make():
+    return Stops(), None
+"""
+
+
+@pytest.mark.parametrize(("what", "step_seconds"), [("step", 1), ("step", None), ("reply", 10**12)])
+def test_a_stopped_worker_is_an_error_in_time_with_half_a_message(
+    what: str, step_seconds: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is longer than what a socket holds, also where steps have no limit; and a reply that was begun."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "READING_SECONDS", 0.5)
+    monkeypatch.setattr(process, "_MOST_SECONDS", 1.5)
+    worker = WorkerProcess(importlib.import_module("stops").make, step_seconds=step_seconds)
+    rows = tuple(StepRow(slot, 0, 1, True) for slot in range(15_000 if what == "step" else 1))
+    if what == "step":
+        os.kill(worker.pid, signal.SIGSTOP)
+    done, seconds = "read" if what == "step" else "wholly answered", step_seconds or 0.5
+    with pytest.raises(WorkerError, match=rf"had not {done} step 6 after {seconds} s, and was ended"):
+        worker.collect(worker.submit(Step(6, rows=rows)))
+    assert worker._process.poll() is not None
+    worker.close()
+
+
 PLANNER = """
 import os, signal, sys
 from functools import partial

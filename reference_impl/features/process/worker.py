@@ -13,6 +13,7 @@ import queue
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,6 +28,9 @@ from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDraf
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
 
+READING_SECONDS = 30.0  # for a message where a step has no limit: a worker reads in a thread of its own, at once
+_MOST_SECONDS = 1e6  # that `poll` takes
+
 
 class WorkerError(RuntimeError):
     """A step failed in a worker, or the worker is gone. step_id: None where it was not about a step."""
@@ -40,9 +44,10 @@ class WorkerProcess:
     """An executor that works in another process. `make()`, called there, gives the executor that does the work, and its
     `Facts`. It is pickled, so it must be a function of a module, or a partial of one.
 
-    rank: which of several workers it is. step_seconds: how long a step may take; None: without limit. ValueError if
-    `make` raises ValueError or OSError, with the same text; WorkerError for any other error of it, or if the process
-    ends before it is ready.
+    rank: which of several workers it is. step_seconds: how long a step may take, and how long a message to the worker
+    may wait to be read; None: a step may take any time, a message waits READING_SECONDS. ValueError if `make` raises
+    ValueError or OSError, with the same text; WorkerError for any other error of it, or if the process ends before it
+    is ready.
     """
 
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
@@ -55,6 +60,7 @@ class WorkerProcess:
             self._connection.send_bytes(pickle.dumps(make))
             facts, self._max_in_flight = self._received()
             self.facts: Facts = facts
+            self._limit_waiting()
         except BaseException:
             self.close()
             raise
@@ -77,11 +83,8 @@ class WorkerProcess:
         return self.facts.reads
 
     def submit(self, step: Step) -> int:
-        """Sends a step without waiting; returns its ticket. WorkerError if the worker is gone."""
-        try:
-            self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise self._gone(step.step_id) from None
+        """Sends a step without waiting; returns its ticket. WorkerError if the worker is gone or does not read it."""
+        self._send(step, step.step_id)
         if self._waits:  # its masks never came, so it is not answered
             self._in_flight.pop()
         self._waits = step.takes_masks
@@ -89,12 +92,9 @@ class WorkerProcess:
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
-        """Sends the masks of a step without waiting. WorkerError if the worker is gone."""
+        """Sends the masks of a step without waiting. WorkerError if the worker is gone or does not read them."""
         self._waits = False
-        try:
-            self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
-        except OSError:
-            raise self._gone(ticket) from None
+        self._send(masks, ticket)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
         """The drafts of a step that waits for masks: see `ShowsDrafts`. WorkerError if the step failed, RuntimeError
@@ -103,10 +103,7 @@ class WorkerProcess:
             raise RuntimeError(f"drafts of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
         message: Any = ticket
         while True:
-            try:
-                self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-            except OSError:
-                raise self._gone(ticket) from None
+            self._send(message, ticket)
             what, found = self._message(ticket)
             if what != "masks":
                 drafts: Sequence[Drafted] = found
@@ -125,14 +122,35 @@ class WorkerProcess:
             raise WorkerError(f"worker {self.rank} replied to step {reply.step_id}, not {ticket}", ticket, self.rank)
         return reply
 
+    def _limit_waiting(self) -> None:
+        """Bounds the time in which the other end reads or sends nothing. A stopped worker would be waited for without
+        end where a message is longer than the socket's buffer, or was begun and not finished."""
+        seconds = READING_SECONDS if self.step_seconds is None else min(self.step_seconds, _MOST_SECONDS)
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # C's timeval
+        with socket.socket(fileno=os.dup(self.fileno())) as same:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                same.setsockopt(socket.SOL_SOCKET, option, limit)
+
+    def _send(self, message: Any, step_id: int) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except BlockingIOError:
+            raise self._late(step_id, "read") from None
+        except OSError:
+            raise self._gone(step_id) from None
+
     def _received(self, step_id: int | None = None) -> Any:
         return self._message(step_id)[1]
 
     def _message(self, step_id: int | None) -> tuple[str, Any]:
         try:
-            if step_id is not None and not self._connection.poll(self.step_seconds):
-                raise self._late(step_id)
+            longest = None if self.step_seconds is None else min(self.step_seconds, _MOST_SECONDS)
+            if step_id is not None and not self._connection.poll(longest):
+                raise self._late(step_id, "answered")
             what, content = pickle.loads(self._connection.recv_bytes())
+        except BlockingIOError:
+            assert step_id is not None, "there is no limit before the first step"
+            raise self._late(step_id, "wholly answered") from None
         except (EOFError, OSError):
             raise self._gone(step_id) from None
         if what == "refused":
@@ -142,13 +160,14 @@ class WorkerProcess:
             raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
         return what, content
 
-    def _late(self, step_id: int) -> WorkerError:
-        """Ends the process, since a later answer would belong to no step, and returns the error."""
+    def _late(self, step_id: int, done: str) -> WorkerError:
+        """Ends the process, since a later answer would belong to no step, and returns the error. done: what was not."""
         self._process.kill()
         self._process.wait()
+        seconds = READING_SECONDS if self.step_seconds is None else self.step_seconds
         return WorkerError(
-            f"worker {self.rank} (process {self.pid}) had not answered step {step_id} after {self.step_seconds} s, and "
-            "was ended; it was stopped, or its step takes longer than step_seconds allows",
+            f"worker {self.rank} (process {self.pid}) had not {done} step {step_id} after {seconds} s, and was ended; "
+            "it was stopped, or its step takes longer than step_seconds allows",
             step_id,
             self.rank,
         )
