@@ -27,14 +27,11 @@ from reference_impl.bench import gpu_cases, gpu_rows, gpu_warm, harness, kernels
 from reference_impl.bench.gpu_cases import Case
 from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Row
-from reference_impl.bench.gpu_warm import Job
 
 NEEDS = (
     "expected a GPU that torch sees (torch.cuda.is_available()), Triton, and no TRITON_INTERPRET; --dry-run tries this "
     "program on any machine that has Triton"
 )
-WARM = 60.0  # seconds
-WORKERS = 14  # that compile ahead, at most: each has a context of the driver's and some gigabytes of the GPU
 PATIENCE = 3  # a case is stopped after this many times its expected seconds
 BEYOND = 20.0  # seconds for which a case may run on past the deadline
 START = "forkserver"  # a fork of a process that has imported everything, and has not used the GPU
@@ -70,31 +67,22 @@ def parser(name: str = "gpu") -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help=f"where the results go; default: results/{name}.json")
     parser.add_argument("--no-save", action="store_true", help="write nothing")
     parser.add_argument("--dry-run", action="store_true", help="everything tiny, on any machine; nothing is saved")
-    if name == "gpu":
-        parser.add_argument("--rounds", type=int, default=5, help="windows or runs of a figure")
-        parser.add_argument(
-            "--warm", type=float, default=WARM, help="seconds for compiling ahead on all cores; 0: none"
-        )
-    else:
+    if name == "kernels":
         parser.set_defaults(seconds=270.0, rounds=kernels.ROUNDS, warm=0.0)
+        return parser
+    warm = "seconds for compiling ahead on all cores; 0: none"
+    parser.add_argument("--rounds", type=int, default=5, help="windows or runs of a figure")
+    parser.add_argument("--warm", type=float, default=gpu_warm.SECONDS, help=warm)
     return parser
-
-
-def chosen(name: str, only: str) -> list[Case]:
-    """The cases of the bench of this name, or those of them with `only` in their names; kernels are lines of one."""
-    if name == "gpu":
-        return [case for case in gpu_cases.CASES if only in case.name]
-    rows = tuple(row for row in gpu_cases.EVERY_KERNEL.rows if only in row)
-    return [replace(gpu_cases.EVERY_KERNEL, rows=rows, seconds=10 + 2.5 * len(rows))] if rows else []
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "gpu") -> int:
     """Runs the bench `gpu`, or `kernels`. 0: everything that ran is right. 1: something failed. 2: this machine lacks
     what it needs."""
     options = parser(name).parse_args(arguments)
-    cases = chosen(name, options.only)
-    if not cases:
-        names = [case.name for case in gpu_cases.CASES] if name == "gpu" else gpu_cases.EVERY_KERNEL.rows
+    names = [case.name for case in gpu_cases.CASES] if name == "gpu" else gpu_cases.EVERY_KERNEL.metrics
+    chosen = [known for known in names if options.only in known]
+    if not chosen:
         parser(name).error(f"--only {options.only!r}: expected a part of one of: {'; '.join(names)}")
     if not options.dry_run and (not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET")):
         print(NEEDS, file=sys.stderr)
@@ -109,18 +97,21 @@ def main(arguments: Sequence[str] | None = None, name: str = "gpu") -> int:
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # of the processes that measure, before a kernel is defined
     elif options.warm > 0 and not options.only:
-        for problem in compile_ahead(gpu_warm.jobs(), min(WORKERS, os.cpu_count() or 1), options.warm):
+        for problem in gpu_warm.compile_ahead(gpu_warm.jobs(), options.warm):
             print(problem, flush=True)
     device, dtype = ("cpu", torch.float32) if options.dry_run else ("cuda", torch.bfloat16)
-    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline, options.only)
-    result: dict[str, Any] = {}
+    bench = Bench(torch.device(device), dtype, options.dry_run, options.rounds, deadline)
+    cases = [case for case in gpu_cases.CASES if case.name in chosen]
+    if name == "kernels":
+        cases = [replace(gpu_cases.EVERY_KERNEL, metrics=tuple(chosen), seconds=10 + 2.5 * len(chosen))]
+    result: dict[str, Any] = {"rows": []}
     try:
         for result in run(bench, cases):
             if out and any(row["ours"] for row in result["rows"]):
                 harness.write(out, result)
     except KeyboardInterrupt:
         pass
-    if not result or not any(row["ours"] for row in result["rows"]):
+    if not any(row["ours"] for row in result["rows"]):
         print("nothing was measured", file=sys.stderr)
         return 1
     print(f"\n{markdown(result)}")
@@ -138,20 +129,18 @@ def run(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
     """Yields the result so far after every line: each case in its turn is measured, failed, or left out."""
     result: dict[str, Any] = {"dry_run": bench.tiny, "complete": False, "rows": [], "seconds": {}}
     for case in [gpu_cases.LIMITS, *cases]:
-        missing, began = list(case.rows), time.monotonic()
-        for row in measured(bench, case):
-            if isinstance(row, Row):
+        missing, began = list(case.metrics), time.monotonic()
+        for found in measured(bench, case):
+            for row in [found] if isinstance(found, Row) else [Row(metric, problem=found) for metric in missing]:
+                row = gpu_cases.with_goal(row)
                 missing.remove(row.metric)
-            for line in [row] if isinstance(row, Row) else [Row(metric, problem=row) for metric in missing]:
-                line = gpu_cases.with_goal(line)
-                print("  ".join(gpu_rows.cells(line)), flush=True)
-                result["rows"].append(line.to_json())
-                stamp = bench.stamp or harness.stamp()
-                yield result | {"stamp": stamp, "limits": bench.raw_limits, "configurations": bench.configurations}
+                print("  ".join(gpu_rows.cells(row)), flush=True)
+                result["rows"].append(row.to_json())
+                bench.stamp = bench.stamp or harness.stamp()
+                yield result | bench.known()
         result["seconds"][case.name] = time.monotonic() - began
-    stamp |= {"gpu_after": harness.gpu_state().get("gpu_state")}
-    done = {"stamp": stamp, "limits": bench.raw_limits, "configurations": bench.configurations, "complete": True}
-    yield result | done
+    bench.stamp |= {"gpu_after": harness.gpu_state().get("gpu_state")}
+    yield result | bench.known() | {"complete": True}
 
 
 def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
@@ -166,14 +155,14 @@ def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
     if isinstance(context, multiprocessing.context.ForkServerContext):
         context.set_forkserver_preload([gpu_cases.__name__])
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(bench, case.name, receiving, sending))
+    process = context.Process(target=_measure, args=(bench, case.name, case.metrics, receiving, sending))
     process.start()
     sending.close()
     until = time.monotonic() + allowed
     try:
         while receiving.poll(max(0.0, until - time.monotonic())):
             said, known = receiving.recv()
-            bench.learn(known)
+            vars(bench).update(known)
             yield said
             if isinstance(said, str):
                 return
@@ -186,14 +175,15 @@ def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
         process.join()
 
 
-def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection) -> None:
+def _measure(
+    bench: Bench, name: str, metrics: Sequence[str], receiving: Connection, sending: Connection
+) -> None:  # fmt: skip
     """Measures in the process. When its parent is gone it ends with the next line, since the pipe is closed."""
     receiving.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    known = [gpu_cases.LIMITS, *gpu_cases.CASES, gpu_cases.EVERY_KERNEL]
-    [case] = [case for case in known if case.name == name]
+    [case] = [case for case in (gpu_cases.LIMITS, *gpu_cases.CASES, gpu_cases.EVERY_KERNEL) if case.name == name]
     try:
-        for row in case.run(bench):
+        for row in case.run(bench, metrics):
             sending.send((row, bench.known()))
         problem = f"{name} ended without it"
     except BrokenPipeError:
@@ -203,18 +193,3 @@ def _measure(bench: Bench, name: str, receiving: Connection, sending: Connection
     except Exception as error:  # what stops one case must not hide the others
         problem = kernels.said(error)
     sending.send((problem, bench.known()))
-
-
-def compile_ahead(jobs: Sequence[Job], workers: int, seconds: float, tiny: bool = False) -> list[str]:
-    """Compiles what the cases launch, side by side, while there is time. Returns what went wrong, which does no harm:
-    it occurs again where it is measured. Triton takes a second or two for each of some 200 kernels, and keeps them."""
-    deadline, problems, done = time.monotonic() + seconds, list[str](), 0
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        found = pool.imap_unordered(gpu_warm.compiled, [(job, tiny) for job in jobs])
-        try:
-            while done < len(jobs):
-                problems += filter(None, [found.next(timeout=max(0.0, deadline - time.monotonic()))])
-                done += 1
-        except multiprocessing.TimeoutError:
-            problems.append(f"after {seconds:.0f} s {done} of {len(jobs)} jobs were done")
-    return [*problems, f"compiled ahead: {done} jobs, {workers} at a time"] if done else problems

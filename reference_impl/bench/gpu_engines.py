@@ -49,21 +49,19 @@ class Bench(Place):
     """The device and its time, what is known of this machine, and the engines of the case that runs.
 
     tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
-    only: a part of the names of the kernels that `bench kernels` runs.
-    raw_limits: the result of `kernels.limits`; {}: unknown, and figures without a limit still count.
+    limits: as `gpu_cases.limits` measures them; {}: unknown, and figures without a limit still count.
     """
 
     rounds: int = 5
     deadline: float = float("inf")
-    only: str = ""
-    raw_limits: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
     configurations: dict[str, Any] = field(default_factory=dict)
     stamp: dict[str, Any] = field(default_factory=dict)
     _engines: dict[str, LLM] = field(default_factory=dict)
 
     def limit(self, count: Callable[[Limits], float]) -> float | None:
         """The limit that `count` computes from those of this machine; None where they could not be measured."""
-        return count(Limits(self.raw_limits["copy"], self.raw_limits["16 bits"])) if self.raw_limits else None
+        return count(Limits(self.limits["copy"], self.limits["16 bits"])) if self.limits else None
 
     @property
     def left(self) -> float:
@@ -89,11 +87,9 @@ class Bench(Place):
         } | options  # fmt: skip
         key = f"{folder or shape} {sorted(options.items(), key=str)}"
         if key not in self._engines:
-            what: Any = TINY[shape] if self.tiny else shape
             began = time.monotonic()
-            self._engines[key] = LLM(
-                folder or None, shape=None if folder else what, dummy_weights=not folder, **options
-            )
+            random: dict[str, Any] = {"shape": TINY[shape] if self.tiny else shape, "dummy_weights": True}
+            self._engines[key] = LLM(folder, **options) if folder else LLM(**random, **options)
             # As a server does (serving/worker.py): the garbage collector then scans what requests leave, not the model.
             gc.collect()
             gc.freeze()
@@ -112,12 +108,7 @@ class Bench(Place):
                 "attention": type(engine.attention).__name__, "executor": statistics_of(llm),
                 "choices": engine.model.choices() if isinstance(engine.model, FusedDecoder) else {},
             }  # fmt: skip
-        return {"raw_limits": self.raw_limits, "configurations": self.configurations, "stamp": self.stamp}
-
-    def learn(self, known: dict[str, Any]) -> None:
-        self.raw_limits, self.configurations, self.stamp = (
-            known[name] for name in ("raw_limits", "configurations", "stamp")
-        )
+        return {"stamp": self.stamp, "limits": self.limits, "configurations": self.configurations}
 
 
 def statistics_of(llm: LLM) -> dict[str, Any]:

@@ -7,32 +7,21 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reference_impl.bench import harness, peer
-from reference_impl.bench.gpu_engines import (
-    BLOCK_SIZE,
-    TINY,
-    TOKENS,
-    Bench,
-    LeftOut,
-    Tokens,
-    greedy,
-    prompts_of,
-    requests,
-    timed,
-)
+from reference_impl.bench import gpu_engines, harness, peer
+from reference_impl.bench.gpu_engines import TINY, TOKENS, Bench, LeftOut, Tokens
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.models.shapes import SHAPES
 
 SPARE_SECONDS = 180.0  # with less left, the static cache, whose step `transformers` compiles, would cost later cases
-PEER_ROWS = ("generate, qwen3-0.6b bf16, 1,024 in and 128 out", "64 requests, qwen3-0.6b bf16, 128 out each")
+Run = Callable[[Tokens], tuple[float, Tokens]]  # prompts -> (seconds, tokens of output)
 
 
-def peers(bench: Bench) -> Iterator[Row]:
+def peers(bench: Bench, metrics: Sequence[str]) -> Iterator[Row]:
     """Rows of the same weights, drawn by `transformers` and loaded by both, the same prompts, as many greedy tokens.
 
     Without FlashAttention `transformers` runs its continuous batching on paged SDPA, about five times slower than its
@@ -42,11 +31,13 @@ def peers(bench: Bench) -> Iterator[Row]:
         raise LeftOut("left out: transformers is not installed here")
     with tempfile.TemporaryDirectory() as name:
         theirs = peer.random_transformers(bench.pick(SHAPES, TINY)["qwen3-0.6b"], Path(name), bench.dtype, bench.device)
-        room = {"num_blocks": bench.pick(64 * 1152 // BLOCK_SIZE + 256, 256), "max_num_seqs": 64}
-        llm = bench.llm("qwen3-0.6b", folder=Path(name), **room)
-        new = bench.pick(128, 6)
+        room = {"num_blocks": bench.pick(64 * 1152 // gpu_engines.BLOCK_SIZE + 256, 256), "max_num_seqs": 64}
+        llm, new = bench.llm("qwen3-0.6b", folder=Path(name), **room), bench.pick(128, 6)
 
-        def generate(prompts: Tokens, cache: str) -> tuple[float, Tokens]:
+        def ours(prompts: Tokens) -> tuple[float, Tokens]:
+            return gpu_engines.timed(bench, llm, prompts, [gpu_engines.greedy(new)] * len(prompts))
+
+        def padded(cache: str, prompts: Tokens) -> tuple[float, Tokens]:
             began = time.perf_counter()
             tokens = theirs.padded(prompts, [new] * len(prompts), cache)
             return time.perf_counter() - began, tokens
@@ -55,23 +46,21 @@ def peers(bench: Bench) -> Iterator[Row]:
             tokens = theirs.continuous(prompts, [new] * len(prompts), *bench.pick((256, 8192), (32, 512)))
             return theirs.seconds, tokens
 
-        def ours(prompts: Tokens) -> tuple[float, Tokens]:
-            return timed(bench, llm, prompts, [greedy(new)] * len(prompts))
-
-        one, many = prompts_of(1, bench.pick(1024, 24)), requests(*bench.pick((64, 1024, 1024), (4, 24, 8)))[0]
-        runs = {"ours": partial(ours, one), "generate, dynamic cache": partial(generate, one, "dynamic")}
-        static = {"generate, static cache": "left out: no time to compile"}
+        dynamic = partial(padded, "dynamic")
+        one = gpu_engines.prompts_of(1, bench.pick(1024, 24))
+        many = gpu_engines.requests(*bench.pick((64, 1024, 1024), (4, 24, 8)))[0]
+        runs: dict[str, Run] = {"ours": ours, "generate, dynamic cache": dynamic}
+        left_out = {"generate, static cache": "left out: no time to compile"}
         if bench.tiny or bench.left > SPARE_SECONDS:
-            runs, static = runs | {"generate, static cache": partial(generate, one, "static")}, {}
-        yield compared(bench, PEER_ROWS[0], theirs, one, new, runs, static)
-        runs = {"ours": partial(ours, many), "padded generate": partial(generate, many, "dynamic")}
-        runs["continuous batching, paged SDPA"] = partial(continuous, many)
-        yield compared(bench, PEER_ROWS[1], theirs, many, new, runs, {})
+            runs, left_out = runs | {"generate, static cache": partial(padded, "static")}, {}
+        yield compared(bench, metrics[0], theirs, one, new, runs, left_out)
+        runs = {"ours": ours, "padded generate": dynamic, "continuous batching, paged SDPA": continuous}
+        yield compared(bench, metrics[1], theirs, many, new, runs, {})
 
 
 def compared(
     bench: Bench, metric: str, theirs: peer.Transformers, prompts: Tokens, new: int,
-    runs: Mapping[str, Callable[[], tuple[float, Tokens]]], left_out: dict[str, str],
+    runs: Mapping[str, Run], left_out: Mapping[str, str],
 ) -> Row:  # fmt: skip
     """The row of us and our peers, measured in turns; the first round warms up. A peer that cannot run is named, with
     its reason. Where greedy tokens diverge, the two must be a near-tie."""
@@ -82,7 +71,7 @@ def compared(
         if name in problems or (turn > 1 and bench.left < 20):
             continue
         try:
-            taken, texts[name] = runs[name]()
+            taken, texts[name] = runs[name](prompts)
         except Exception as error:
             if name == "ours":
                 raise

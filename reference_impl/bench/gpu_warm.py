@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +17,9 @@ from reference_impl.bench.kernels import Place
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.shapes import SHAPES
 
-# What is compiled ahead: (shape, options, requests in a step: each of these has tiles of its own).
+SECONDS = 60.0
+WORKERS = 14  # at most: each has a context of the driver's and some gigabytes of the GPU
+# What is compiled: (shape, options, requests in a step: each of these has tiles of its own).
 ENGINES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("qwen3-0.6b", {}, (64, 32, 8)),
     ("llama-3-8b", {}, (64, 32, 8)),
@@ -30,6 +36,22 @@ def jobs() -> list[Job]:
     longest jobs."""
     engines = [(shape, options, n) for shape, options, rows in ENGINES for n in rows]
     return [*(case.name for case in kernel_cases.CASES), *engines]
+
+
+def compile_ahead(jobs: Sequence[Job], seconds: float, tiny: bool = False) -> list[str]:
+    """Compiles what the cases launch, side by side, while there is time. Returns what went wrong, which does no harm:
+    it occurs again where it is measured. Triton takes a second or two for each of some 200 kernels, and keeps them."""
+    deadline, problems, done = time.monotonic() + seconds, list[str](), 0
+    workers = min(WORKERS, os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        found = pool.imap_unordered(compiled, [(job, tiny) for job in jobs])
+        try:
+            while done < len(jobs):
+                problems += filter(None, [found.next(timeout=max(0.0, deadline - time.monotonic()))])
+                done += 1
+        except multiprocessing.TimeoutError:
+            problems.append(f"after {seconds:.0f} s {done} of {len(jobs)} jobs were done")
+    return [*problems, f"compiled ahead: {done} jobs, {workers} at a time"] if done else problems
 
 
 def compiled(given: tuple[Job, bool]) -> str:

@@ -8,7 +8,6 @@ pause on the GPU during which the host gets ahead: what is measured is the GPU's
 from __future__ import annotations
 
 import importlib
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from reference_impl.kernels import reference
 
 PAUSE = 4_000_000  # clocks of the GPU: two milliseconds
 ROUNDS = 15
-METRIC = "kernel: {}"  # in the table of `bench gpu`
 COMPILES = "torch.compile"  # the peer that compiles: a dry run leaves it out
 COMPILING_SECONDS = 40.0  # what it may need; with less time left it is left out, too
 BLOCK_SIZE = 16
@@ -88,10 +86,15 @@ class Case:
     make: Callable[[Place], Work]
     goal: Goal | None = None
 
+    @property
+    def metric(self) -> str:
+        """The name of its line in the table of `bench gpu`."""
+        return f"kernel: {self.name}"
+
     def row(self, problem: str = "") -> Row:
         """The case's line without a figure: why there is none, and the goal."""
         value, unit = (self.goal.value, self.goal.unit) if self.goal else (None, "")
-        return Row(METRIC.format(self.name), problem=problem, goal=value, goal_unit=unit)
+        return Row(self.metric, problem=problem, goal=value, goal_unit=unit)
 
 
 def as_is(value: Any) -> Any:
@@ -170,30 +173,6 @@ def timed(
         for name, (start, end) in events.items():
             seconds[name] += [start.elapsed_time(end) / 1e3] * (turn > 1)
     return seconds, sorted(late)
-
-
-def limits(place: Place) -> dict[str, float]:
-    """byte/s of copying (read and written), FLOP/s of a large product in 16 bits and in FP8 (0: torch cannot), and the
-    seconds that two events see with nothing between them: every figure contains them."""
-    n, source = place.pick(8192, 64), torch.ones(place.pick(2**30, 2**16), dtype=INT8, device=place.device)
-    target, a, b = torch.empty_like(source), place.randn(n, n), place.randn(n, n)
-    codes, one = a.to(FP8), torch.ones((), device=place.device)
-    in_fp8 = partial(torch._scaled_mm, codes, codes.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-    runs: dict[str, Run] = {
-        "nothing": lambda: None,
-        "copy": lambda: target.copy_(source),
-        "16 bits": lambda: a @ b,
-        "fp8": in_fp8,
-    }
-    work = {"copy": 2.0 * source.numel(), "16 bits": 2.0 * n**3, "fp8": 2.0 * n**3}
-    try:
-        in_fp8()
-    except Exception as error:  # an older GPU, say; the limit of such a case is then that of 16 bits
-        print(f"torch has no product in FP8 here: {said(error)}")
-        del runs["fp8"]
-    seconds = {name: statistics.median(values) for name, values in timed(runs, place)[0].items()}
-    nothing = seconds.pop("nothing")
-    return {"fp8": 0.0, "nothing": nothing} | {name: work[name] / s for name, s in seconds.items()}
 
 
 def measure(case: Case, place: Place, limit: Mapping[str, float], deadline: float) -> Row:

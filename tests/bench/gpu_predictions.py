@@ -82,11 +82,11 @@ def lines() -> Iterator[str]:
     for name, tokens, count, launches in cases:
         num_bytes, least, lost = count()
         steps = 1 if tokens == 1 else max(requests()[1]) - 1
-        goal, stretch, _ = GOALS[name]
+        goal = GOALS[name]
         yield (
             f"| {name} | {num_bytes / 1e9:.2f} | {number(tokens / least)} | {launches} | {1e3 * lost / steps:.2f} | "
             f"{number(tokens / (least + lost))} | {100 * least / (least + lost):.0f} % | "
-            f"{number(goal)}, stretch {number(stretch or 0)} |"
+            f"{number(goal.value)}, stretch {number(goal.stretch or 0)} |"
         )
 
 

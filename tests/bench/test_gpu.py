@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -17,15 +18,15 @@ import pytest
 import torch
 
 import reference_impl
-from reference_impl.bench import gpu, gpu_cases, gpu_engines, gpu_peers, gpu_rows, harness, kernels
+from reference_impl.bench import gpu, gpu_cases, gpu_engines, gpu_peers, gpu_rows, gpu_warm, harness, kernels
 from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Case
 from reference_impl.bench.gpu_engines import Bench, LeftOut
-from reference_impl.bench.gpu_rows import Row
+from reference_impl.bench.gpu_rows import Goal, Row
 from reference_impl.bench.kernel_cases import CASES as KERNELS
 from reference_impl.interfaces import SamplingParams
 
 ROOT = Path(reference_impl.__file__).parent.parent
-ALL_ROWS = [row for case in [LIMITS, *CASES] for row in case.rows]
+ALL_ROWS = [row for case in [LIMITS, *CASES] for row in case.metrics]
 
 
 # The program, whose processes are forks of it; and its id.
@@ -59,7 +60,7 @@ def parent(process: Path) -> int | None:
 
 def tiny(**fields: Any) -> Bench:
     limits = {"copy": 1e9, "16 bits": 1e9, "fp8": 0.0}
-    return Bench(torch.device("cpu"), torch.float32, **{"tiny": True, "raw_limits": limits} | fields)
+    return Bench(torch.device("cpu"), torch.float32, **{"tiny": True, "limits": limits} | fields)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(bench: Bench, case: Case) -> Iterator[Row | str]:
         try:
             bench.need(case.seconds)
-            yield from case.run(bench)
+            yield from case.run(bench, case.metrics)
             yield f"{case.name} ended without it"
         except LeftOut as error:
             yield str(error)
@@ -96,9 +97,9 @@ def test_a_dry_run_has_every_line_and_leaves_the_results_alone(forked: Forked, t
         assert f"\n| {metric} | " in table
     assert "every figure is meaningless" in table
     by_name = {row["metric"]: row for row in result["rows"]}
-    for metric, (goal, stretch, unit) in gpu_cases.GOALS.items():
-        assert (by_name[metric]["goal"], by_name[metric]["stretch"], by_name[metric]["unit"]) == (goal, stretch, unit)
-    for metric in gpu_peers.PEER_ROWS:
+    for metric, goal in gpu_cases.GOALS.items():
+        assert goal == Goal(*(by_name[metric][name] for name in ("goal", "unit", "stretch")))
+    for metric in gpu_cases.PEER_ROWS:
         assert by_name[metric]["detail"]["did_not_run"] == {}
         assert by_name[metric]["peer"][0] in by_name[metric]["detail"]["same_tokens"]
     assert result["complete"]
@@ -183,12 +184,12 @@ def test_where_nothing_can_be_written_it_does_not_begin(
     assert "expected a file that can be written, in a folder that exists" in capsys.readouterr().err
 
 
-def fails(bench: Bench) -> Iterator[Row]:
+def fails(bench: Bench, metrics: Sequence[str]) -> Iterator[Row]:
     yield Row("first", "tokens/s", harness.spread([1.0]))
     raise ValueError("broken | in two\nlines")
 
 
-def works(bench: Bench) -> Iterator[Row]:
+def works(bench: Bench, metrics: Sequence[str]) -> Iterator[Row]:
     yield Row("third", "tokens/s", harness.spread([3.0]), limit=4.0)
 
 
@@ -225,19 +226,19 @@ from reference_impl.bench.gpu_rows import Row
 def row(name):
     return Row(name, "tokens/s", harness.spread([1.0]))
 
-def crashes(bench):
+def crashes(bench, metrics):
     yield row("before the crash")
     ctypes.string_at(0)
 
-def hangs(bench):
+def hangs(bench, metrics):
     yield row("before the hang")
     time.sleep(600)  # as in a call of CUDA's that never returns
 
-def ends(bench):
+def ends(bench, metrics):
     yield row("before the end")
     raise SystemExit(3)
 
-def sound(bench):
+def sound(bench, metrics):
     yield row("sound")
 
 gpu.START, gpu.PATIENCE, HANGS = "fork", 1, 5
@@ -270,7 +271,7 @@ def test_what_crashes_hangs_or_ends_costs_its_own_case(forked: Forked, tmp_path:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_line_that_is_missing_is_an_error() -> None:
-    *_, result = gpu.run(tiny(), [Case("silent", ("nothing",), 1, lambda bench: iter(()))])
+    *_, result = gpu.run(tiny(), [Case("silent", ("nothing",), 1, lambda bench, metrics: iter(()))])
     assert result["rows"][-1]["problem"] == "silent ended without it"
     assert gpu.failed(result["rows"][-1])
 
@@ -279,7 +280,7 @@ def test_a_line_that_is_missing_is_an_error() -> None:
 def test_what_the_time_does_not_reach_is_named_and_is_no_error() -> None:
     bench = tiny(deadline=time.monotonic() + 100)
     bench.pick = lambda real, tiny: real  # type: ignore[method-assign]  # a dry run asks for no time
-    begin = replace(LIMITS, run=lambda bench: iter(Row(row, "s", harness.spread([1.0])) for row in LIMIT_ROWS))
+    begin = replace(LIMITS, run=lambda bench, metrics: iter(Row(row, "s", harness.spread([1.0])) for row in LIMIT_ROWS))
     slow = replace(SOUND, seconds=1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_cases, "LIMITS", begin)
@@ -291,7 +292,7 @@ def test_what_the_time_does_not_reach_is_named_and_is_no_error() -> None:
     assert not [row for row in result["rows"] if row["metric"] in ("third", "too late") and gpu.failed(row)]
 
 
-def late(bench: Bench) -> Iterator[Row]:
+def late(bench: Bench, metrics: Sequence[str]) -> Iterator[Row]:
     yield Row("in time", "s", harness.spread([1.0]))
     raise LeftOut("left out: needs about 500 s")
 
@@ -365,7 +366,7 @@ def test_names_of_lines_are_unique_and_every_goal_has_one() -> None:
 
 
 def test_the_cases_fit_into_the_eight_minutes_by_their_own_estimates() -> None:
-    assert gpu.WARM + sum(case.seconds for case in [LIMITS, *CASES]) <= 480
+    assert gpu_warm.SECONDS + sum(case.seconds for case in [LIMITS, *CASES]) <= 480
 
 
 def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
@@ -378,9 +379,9 @@ def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
 
 def test_without_limits_what_was_reached_is_still_told() -> None:
     bench = tiny()
-    bench.raw_limits = {}
-    [stream] = gpu_cases.one_stream(bench, "stream", "llama-3-8b")
-    [prefill] = gpu_cases.prefill(bench, "prefill", 1, 100)
+    bench.limits = {}
+    [stream] = gpu_cases.one_stream(bench, ["stream"], "llama-3-8b")
+    [prefill] = gpu_cases.prefill(bench, ["prefill"], 1, 100)
     for row in (stream, prefill):
         assert row.ours is not None
         assert row.limit is row.percent_of_limit is None
@@ -397,7 +398,7 @@ def test_a_profile_that_is_busier_than_its_steps_is_not_believed() -> None:
 def test_beside_load_a_dry_run_of_a_profile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU operators take longer while they are profiled, and beside other work by any factor."""
     monkeypatch.setattr(gpu_cases, "busy_seconds", lambda spans: (1e6, 0.0))
-    assert [row.ours for row in gpu_cases.idle(tiny(), "qwen3-0.6b")]
+    assert [row.ours for row in gpu_cases.idle(tiny(), gpu_cases.IDLE_ROWS)]
 
 
 def test_windows_count_tokens_and_contexts_of_every_request() -> None:
@@ -428,15 +429,20 @@ def test_kernels_that_run_together_count_once_and_only_short_gaps_are_a_graphs()
     assert gpu_cases.busy_seconds([]) == (0.0, 0.0)
 
 
-def test_waiting_for_the_executor_is_timed_and_left_as_it_was() -> None:
-    bench = tiny()
-    llm = bench.llm("llama-3-8b")
-    collect = llm.engine.executor.collect
-    with gpu_cases.waiting(llm) as seconds:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+def test_waiting_for_the_executor_is_timed() -> None:
+    llm = tiny().llm("llama-3-8b")
+    seconds = gpu_cases.waits(llm)
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
     assert len(seconds) == 3
     assert all(s >= 0 for s in seconds)
-    assert llm.engine.executor.collect == collect
+
+
+def test_runs_of_the_garbage_collector_are_timed_and_none_after() -> None:
+    with gpu_cases.collecting() as marks:
+        gc.collect()
+    assert len(marks) == 2
+    gc.collect()
+    assert len(marks) == 2
 
 
 class Peer:
@@ -445,7 +451,8 @@ class Peer:
 
 
 def compared(**runs: Any) -> Row:
-    return gpu_peers.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
+    asked = {name: lambda prompts, run=run: run() for name, run in runs.items()}
+    return gpu_peers.compared(tiny(), "metric", Peer(), [[1]], 2, asked, {})  # type: ignore[arg-type]
 
 
 def test_a_peer_that_cannot_run_is_named_and_we_are_measured() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.bench import gpu, gpu_warm
+from reference_impl.bench import gpu_warm
 from reference_impl.bench.gpu_cases import CASES
 from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_warm import ENGINES
@@ -28,7 +28,7 @@ def test_every_engine_of_the_bench_is_met_with_its_options() -> None:
     for case in CASES:
         if case.name not in OTHERS:
             with pytest.raises(LeftOut):
-                list(case.run(Asking(torch.device("cpu"), torch.float32)))
+                list(case.run(Asking(torch.device("cpu"), torch.float32), case.metrics))
     assert len(asked) == len(CASES) - len(OTHERS)
     warmed = [(shape, options) for shape, options, _ in ENGINES]
     assert [engine for engine in asked if engine not in warmed] == []
@@ -49,5 +49,5 @@ def test_every_engine_is_run_once(engine: tuple[str, dict[str, Any], tuple[int, 
 def test_a_job_that_fails_is_named_and_the_time_ends_them_all() -> None:
     assert gpu_warm.compiled((("gpt-2", {}, 1), True)) == "('gpt-2', {}, 1): KeyError: 'gpt-2'"
     before = multiprocessing.active_children()
-    assert gpu.compile_ahead(["a", "b"], 1, 0.0, tiny=True) == ["after 0 s 0 of 2 jobs were done"]
+    assert gpu_warm.compile_ahead(["a", "b"], 0.0, tiny=True) == ["after 0 s 0 of 2 jobs were done"]
     assert multiprocessing.active_children() == before

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import reference_impl
-from reference_impl.bench import gpu_cases, gpu_rows
+from reference_impl.bench import gpu_cases, gpu_rows, kernel_cases
 from reference_impl.bench import kernels as bench
 from reference_impl.bench.gpu_engines import Bench
 from reference_impl.bench.gpu_rows import Goal
@@ -184,14 +184,17 @@ def test_limit_goal_and_best_peer(goal: Goal, reached: float | None) -> None:
     json.dumps(entry)
 
 
-def test_a_case_that_fails_does_not_hide_the_others_and_what_is_left_out_is_named() -> None:
+def test_a_case_that_fails_does_not_hide_the_others_and_what_is_left_out_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(place: Place) -> Work:
         raise torch.OutOfMemoryError("too large")
 
     cases = [Case("fails", fails, Goal(90, "% of limit")), Case("works", lambda place: work())]
-    timed = Bench(TINY.device, TINY.dtype, tiny=True, raw_limits=LIMITS)
-    failed, worked = gpu_cases.kernel_rows(timed, cases, 2, 60)
+    monkeypatch.setattr(kernel_cases, "CASES", cases)
+    timed, metrics = Bench(TINY.device, TINY.dtype, tiny=True, limits=LIMITS), [case.metric for case in cases]
+    failed, worked = gpu_cases.kernel_rows(timed, metrics)
     assert (failed.problem, failed.ours, failed.goal) == ("OutOfMemoryError: too large", None, 90)
     assert (worked.problem, worked.percent_of_limit is None) == ("", False)
     timed.deadline = 0
-    assert {row.problem.partition(":")[0] for row in gpu_cases.kernel_rows(timed, cases, 2, 60)} == {"left out"}
+    assert {row.problem.partition(":")[0] for row in gpu_cases.kernel_rows(timed, metrics)} == {"left out"}
