@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 TOKENIZER, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 ADDED, LISTED = "added_tokens.json", "added_tokens_decoder"
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_FURTHER, _OLDER = "extra_special_tokens", "additional_special_tokens"
+_FURTHER, _OLDER, _OWN = "extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -41,7 +41,10 @@ def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
         fields[_FURTHER] = fields.pop(_OLDER)
     own = {name: fields.pop(name) for name in [*fields] if name not in _NAMES and _is_named_text(name, fields[name])}
     own |= _pop_named(fields)
-    where = str(folder / CONFIG)
+    where, listed = str(folder / CONFIG), fields.pop(_OWN, None) or {}
+    if not isinstance(listed, Mapping):
+        raise ValueError(f'{where}: {_OWN}: expected {{"name": token}}, got {json.dumps(listed)[:100]}')
+    own = own or dict(listed)  # as in transformers, which writes the one or the other
     if fields.get(LISTED) is None and (folder / MAP).is_file():
         said = {name: _as_special(value) for name, value in read_config(folder / MAP).items()}
         if isinstance(said.get(_FURTHER), list):
@@ -98,9 +101,11 @@ def complete(tokenizer: Tokenizer, folder: Path) -> None:
     padding = tokenizer.padding
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    config = read_config(folder / CONFIG)
+    tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
     special = special_tokens(folder, padding["pad_token"] if padding else None)
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    listed = read_config(folder / CONFIG).get(LISTED)
+    listed = config.get(LISTED)
     if listed is not None:
         tokens, where = dict(_of_config(listed, folder / CONFIG)), f"{folder / CONFIG}: {LISTED}"
     else:  # transformers' older form

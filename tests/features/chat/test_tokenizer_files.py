@@ -106,6 +106,8 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # tokenizer_config.
     "a list": ({"additional_special_tokens": [*SPECIAL], "pad_token": "<tool>"}, {}),
     "a list under the newer name": ({"extra_special_tokens": [*SPECIAL], "additional_special_tokens": ["<tool>"]}, {}),
     "names in the list": ({"extra_special_tokens": {"a_token": "<tool>"}, "additional_special_tokens": [*SPECIAL]}, {}),
+    "names of the model's own": ({"model_specific_special_tokens": {"a_token": "<tool>", "b_token": "<|im_end|>"}}, {}),
+    "which count alone": ({"model_specific_special_tokens": {"a_token": "<tool>"}, "b_token": "<|im_end|>"}, {}),
     "special_tokens_map.json": ({}, {"eos_token": "<|im_end|>", "tool_token": "<tool>"}),
     "its objects": ({}, {"eos_token": {"content": "<|im_end|>", "lstrip": True}, "bos_token": {"content": "<tool>"}}),
     "its list": ({}, {"additional_special_tokens": [*SPECIAL]}),
@@ -148,6 +150,13 @@ def test_a_name_makes_a_listed_token_special(listed: Any, tmp_path: Path) -> Non
     made = SHAPES["byte-level"]()
     made.add_tokens([AddedToken("<tool>", rstrip=True)])
     assert_same_as_transformers(folder(tmp_path, made, {"eos_token": "<tool>"} | listed))
+
+
+def test_special_tokens_are_split_where_the_configuration_says_it(tmp_path: Path) -> None:
+    found = assert_same_as_transformers(
+        folder(tmp_path, SHAPES["byte-level"](), {"split_special_tokens": True, "eos_token": "<|im_end|>"})
+    )
+    assert found.tokenizer.token_to_id("<|im_end|>") not in found.encode("<|im_end|>")
 
 
 def test_the_padding_of_the_file_names_a_token(tmp_path: Path) -> None:
