@@ -491,11 +491,14 @@ ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
 show(
     fig,
     "Milliseconds per decode step of the course model over the batch, at two contexts: measured, the floor by the "
-    "roofline, and the floor plus a fixed cost per pass. The longer context grows faster with the batch.",
+    "roofline, and the floor plus a fixed cost per pass. Measured, from 1 request to "
+    f"{BATCHES[-1]}: "
+    + "; ".join(f"context {n} {1e3 * measured[n, 1]:.1f} to {1e3 * measured[n, BATCHES[-1]]:.1f} ms" for n in CONTEXTS)
+    + ".",
 )
 
 # %% [markdown] name="batch-reading"
-# Two gaps to explain. The first is constant: a pass through a model this small is mostly Python and the launches of
+# Two gaps to explain, as an idle machine shows them. The first is constant: a pass through a model this small is mostly Python and the launches of
 # many small kernels, so the measured line starts well above the floor; the dotted line adds that cost, taken from the
 # first point. (29 MB of weights may also fit in the cache of your CPU or GPU, and then the floor is not even a floor.
 # On a large model neither matters.) The second grows: with short contexts four requests cost little more than one,
