@@ -140,6 +140,12 @@ def serve(
         float,
         typer.Option(min=0, max=60, help="Seconds before the first of them; each further one waits twice as long."),
     ] = 1.0,
+    data_parallel_size: Annotated[
+        int, typer.Option("--data-parallel-size", "--dp", min=1, help="Engines that share the requests.")
+    ] = 1,
+    router: Annotated[
+        str, typer.Option(help="Which of them gets a request: prefix, least_tokens or round_robin.")
+    ] = "prefix",
     generation_config: GenerationConfig = "auto",
     trace: Timeline = None,
 ) -> None:
@@ -164,7 +170,7 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
-            generation_config=generation_config,
+            generation_config=generation_config, data_parallel_size=data_parallel_size, router=router,
             kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
         )  # fmt: skip
     running.serve()

@@ -38,6 +38,7 @@ from reference_impl.serving.answers import ChatShape, CompletionShape, Shape
 from reference_impl.serving.chat import chat_arguments, parser_for
 from reference_impl.serving.connection import Answer, BodyLimit, is_addressed_to
 from reference_impl.serving.description import describe_for
+from reference_impl.serving.fleet import of_one_engine
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
 from reference_impl.serving.protocol import (
@@ -56,6 +57,7 @@ RETRY_SECONDS = 1
 NEED_A_KEY = ("/v1/", "/requests/", "/status.json", "/tokenize", "/detokenize")
 Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
 Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
+EngineNumber = Annotated[int, Query(ge=0, description="of a fleet")]
 
 
 @dataclass(frozen=True)
@@ -341,10 +343,13 @@ class _Server:
         """A page that shows requests, blocks and hits, refreshed every second; it asks the user for a key, if any."""
         return HTMLResponse((Path(__file__).parent / "status.html").read_text("utf-8"))
 
-    async def status(self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200) -> dict[str, Any]:
-        """What the page shows: what runs; of the last finished requests percentiles, and goodput under objectives."""
+    async def status(
+        self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200, engine: EngineNumber = 0
+    ) -> dict[str, Any]:
+        """What the page shows: what runs; of the last finished requests percentiles, and goodput under objectives.
+        engine: of a fleet, which; with a line about each."""
         mine = {"model": self.config.model_name, "uptime": time.time() - self.started}
-        return mine | await self._ask("status", last, ttft, tpot)
+        return mine | of_one_engine(await self._ask("status", last, ttft, tpot), engine)
 
     async def timeline(self, answer: str) -> dict[str, Any]:
         """What happened to an answer's requests, by the id that it carries: cmpl-..., chatcmpl-..."""

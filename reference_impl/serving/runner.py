@@ -6,6 +6,7 @@ and it runs them between two steps; what a step gave comes back as one message, 
     there  ("start", number, request_id, prompts, sampling, options)    ("leave", number)    ("ask", number, name, args)
     back   ("step", rows, usages)    ("answer", number, value, refusal)    ("failed", why)
     of a supervised engine (supervision.py) also    ("restarting", how)    ("restarted",)
+    of a fleet (fleet.py) also    ("lost", numbers, why, again)    one of its engines, with these streams
 
 number: of a command that is answered, and of the stream that it starts. None ends the engine.
 """
@@ -303,3 +304,12 @@ class Runner:
                 self._fail_all(Restarting(f"the engine is {how}; what it had begun is lost: send the request again"))
             case ("restarted",):
                 self.restarting = None
+            case "lost", numbers, why, again:
+                self.num_restarts += again
+                error = Restarting(f"{why}; what it had begun is lost: send the request again")
+                for number in numbers:
+                    if number in self._streams:
+                        self._streams[number].fail(error)
+                    answer = self._answers.get(number)
+                    if answer is not None and not answer.done():
+                        answer.set_exception(error)

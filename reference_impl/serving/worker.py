@@ -24,10 +24,15 @@ logger = logging.getLogger("inferlab.serving")
 TRACE_EVENTS = 20_000  # that a server keeps
 
 
-def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
-    """Loads an LLM with a WatchedTrace. Raises ValueError or OSError where the folder or the options are wrong."""
-    from reference_impl.assembly.llm import LLM  # and with it torch, which the process of the event loop does without
+def load(model: Path, dtype: str | None = None, num_engines: int = 1, **engine_options: Any) -> LLM:
+    """Loads an LLM with a WatchedTrace. num_engines: how many share this machine's cores. Raises ValueError or OSError
+    where the folder or the options are wrong."""
+    import torch  # which the process of the event loop does without
 
+    from reference_impl.assembly.llm import LLM
+
+    if num_engines > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_engines))
     llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
     began = time.monotonic()
     if captured := llm.engine.capture_graphs():  # before the first request
