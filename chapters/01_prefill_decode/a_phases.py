@@ -349,8 +349,8 @@ show(
 )
 
 # %% [markdown] name="gemm-reading"
-# Left: almost flat at first. One row costs what several cost, because the time goes into reading the matrix. Right of
-# the ridge the time is proportional to the rows: now the arithmetic is the limit.
+# Left, where nothing else runs: almost flat at first. One row costs about what several cost, because the time goes into
+# reading the matrix. Right of the ridge the time is proportional to the rows: now the arithmetic is the limit.
 #
 # The gaps, on an idle machine: right of the ridge the points lie on the line. (Points below it mean that the machine
 # was busier while its rate was measured.) Left of it they lie above, because a product with few rows does not read as
