@@ -32,6 +32,7 @@ from torch import Tensor
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
+from reference_impl.bench.profiling.record import measure
 from reference_impl.bench.quality import logprobs, windows_of
 from reference_impl.core.prompts import PromptEncoder
 from reference_impl.interfaces import SamplingParams
@@ -48,8 +49,8 @@ CPU_FORM = "declared CPU form: these are a CPU's times of a small model, and say
 
 @dataclass(frozen=True)
 class Limits:
-    """A machine's limits. bandwidth: byte/s. peak: FLOP/s in 16 bits, in which both formats compute. source: in
-    words."""
+    """A machine's limits. bandwidth: byte/s. peak: FLOP/s in 16 bits, in which both formats compute; a CPU may be faster
+    in 32. source: in words."""
 
     bandwidth: float
     peak: float
@@ -63,20 +64,9 @@ def limits_here() -> Limits:
         name = torch.cuda.get_device_name()
         if known := [row for key, row in DEVICES.items() if key.lower() in name.lower()]:
             return Limits(known[0].bandwidth, known[0].peak("bf16"), f"data sheet of the {known[0].sku}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    many, square = torch.ones(2**26, device=device), torch.ones(1024, 1024, device=device, dtype=torch.bfloat16)
-    bandwidth = many.nbytes / _least_seconds(lambda: many.sum().item())
-    peak = 2 * 1024**3 / _least_seconds(lambda: (square @ square)[0, 0].item())
-    return Limits(bandwidth, peak, "measured now: a sum of 256 MiB, and a bfloat16 product of 1024 x 1024 matrices")
-
-
-def _least_seconds(work: Any, repeats: int = 5) -> float:
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return min(found)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine = measure(device, torch.bfloat16)
+    return Limits(machine.bandwidth, machine.rate, f"measured now: a copy, and a product in {machine.multiplies}")
 
 
 def forecast(shape: ModelShape, limits: Limits, batch: int, context: int, bits: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from reference_impl.assembly.engine import Engine
 from reference_impl.core.linear import Linear
 from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.theory.speculative import experts_touched
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Work:
         """Bytes of weights that a step of `tokens` tokens reads; of experts the expected number, if equally likely."""
         if not self.experts:
             return self.shared
-        met = self.experts * (1 - (1 - self.chosen / self.experts) ** tokens)
-        return self.shared + self.expert_layers * met * self.expert
+        return self.shared + self.expert_layers * self.expert * experts_touched(self.experts, self.chosen, tokens)
 
     def decode_seconds(self, contexts: Sequence[float], limits: Limits) -> float:
         """Seconds of one step in which requests with these numbers of tokens get one more each."""

@@ -26,6 +26,7 @@ from reference_impl.bench.gpu_bounds import work_of
 from reference_impl.bench.gpu_engines import TOKENS, Bench, Tokens, greedy, prompts_of, requests, statistics_of, timed
 from reference_impl.bench.gpu_peers import peers
 from reference_impl.bench.gpu_rows import Goal, Row
+from reference_impl.bench.profiling.events import busy_seconds
 from reference_impl.interfaces import SamplingParams
 
 LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph
@@ -138,7 +139,7 @@ def idle(bench: Bench, metrics: Metrics, shape: str = "qwen3-0.6b") -> Iterator[
         for event in profile.events()
         if event.device_type.name == kind and not getattr(event, "is_user_annotation", False)
     ]
-    busy, short = (seconds / steps for seconds in busy_seconds(spans))
+    busy, short = (seconds / steps for seconds in busy_seconds(spans, LONG_GAP))
     if busy == 0:
         raise RuntimeError("the profile has no kernels: this torch cannot trace this GPU (CUPTI)")
     if on_gpu:  # a CPU's operators are slower while they are profiled
@@ -164,17 +165,6 @@ def check_profile(busy: float, wall: float) -> None:
             f"kernels run for {1e6 * busy:.0f} µs of a step in the profile, and a step without it takes "
             f"{1e6 * wall:.0f} µs at most: the profile cannot be right"
         )
-
-
-def busy_seconds(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """(time in which at least one kernel runs, sum of the gaps of at most LONG_GAP between kernels)."""
-    busy = short = 0.0
-    until = float("-inf")
-    for start, end in sorted(spans):
-        short += start - until if 0 < start - until <= LONG_GAP else 0.0
-        busy += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return busy, short
 
 
 def waits(llm: LLM) -> list[float]:

@@ -23,6 +23,7 @@ from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Case
 from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Goal, Row
 from reference_impl.bench.kernel_cases import CASES as KERNELS
+from reference_impl.bench.profiling.events import busy_seconds
 from reference_impl.interfaces import SamplingParams
 
 ROOT = Path(reference_impl.__file__).parent.parent
@@ -397,7 +398,7 @@ def test_a_profile_that_is_busier_than_its_steps_is_not_believed() -> None:
 
 def test_beside_load_a_dry_run_of_a_profile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU operators take longer while they are profiled, and beside other work by any factor."""
-    monkeypatch.setattr(gpu_cases, "busy_seconds", lambda spans: (1e6, 0.0))
+    monkeypatch.setattr(gpu_cases, "busy_seconds", lambda spans, longest: (1e6, 0.0))
     assert [row.ours for row in gpu_cases.idle(tiny(), gpu_cases.IDLE_ROWS)]
 
 
@@ -423,10 +424,10 @@ def test_a_case_makes_an_engine_once_and_the_record_says_what_it_is() -> None:
 
 def test_kernels_that_run_together_count_once_and_only_short_gaps_are_a_graphs() -> None:
     spans = [(1.0, 2.0), (0.0, 1.5), (2.000002, 3.0), (2.5, 2.6), (4.0, 5.0)]
-    busy, short = gpu_cases.busy_seconds(spans)
+    busy, short = busy_seconds(spans, gpu_cases.LONG_GAP)
     assert busy == pytest.approx(2.0 + 0.999998 + 1.0)
     assert short == pytest.approx(2e-6)
-    assert gpu_cases.busy_seconds([]) == (0.0, 0.0)
+    assert busy_seconds([]) == (0.0, 0.0)
 
 
 def test_waiting_for_the_executor_is_timed() -> None:

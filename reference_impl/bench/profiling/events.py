@@ -124,7 +124,9 @@ def read(trace: dict[str, Any], gpu: bool = False) -> Recorded:
     calls = kernels if gpu else calls
     inside = [call for call in calls if call.step is not None and call.label != SMALLEST]
     small = [call.seconds for call in calls if call.label == SMALLEST]
-    busy = _union(inside) if gpu else sum(call.seconds for call in inside)
+    busy = sum(call.seconds for call in inside)
+    if gpu:
+        busy, _ = busy_seconds((call.start, call.end) for call in inside)
     return Recorded(inside, steps, statistics.median(small or [0.0]), busy)
 
 
@@ -201,9 +203,12 @@ def short_name(kernel: str) -> str:
     return name[:cut]
 
 
-def _union(calls: Iterable[Call]) -> float:
-    total, reached = 0.0, float("-inf")
-    for call in sorted(calls, key=lambda call: call.start):
-        total += max(0.0, call.end - max(call.start, reached))
-        reached = max(reached, call.end)
-    return total
+def busy_seconds(spans: Iterable[tuple[float, float]], longest: float = 0.0) -> tuple[float, float]:
+    """(time in which at least one of the spans runs, sum of the gaps between them that last `longest` at most)."""
+    busy = short = 0.0
+    until = float("-inf")
+    for start, end in sorted(spans):
+        short += start - until if 0 < start - until <= longest else 0.0
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy, short
