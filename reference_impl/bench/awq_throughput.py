@@ -49,8 +49,8 @@ CPU_FORM = "declared CPU form: these are a CPU's times of a small model, and say
 
 @dataclass(frozen=True)
 class Limits:
-    """A machine's limits. bandwidth: byte/s. peak: FLOP/s in 16 bits, in which both formats compute; a CPU may be faster
-    in 32. source: in words."""
+    """A machine's limits. bandwidth: byte/s. peak: FLOP/s in 16 bits, in which both formats compute; on a CPU in 32, if
+    that is faster. source: in words."""
 
     bandwidth: float
     peak: float
