@@ -976,7 +976,7 @@ else:
 # products in 8 bits on some CPUs. Its two statements hold all the same. Prefill is arithmetic, and reading fewer
 # bytes is no help there; what becomes of TTFT is a matter of which product this CPU has for the format. A decode step
 # reads weights, and its forecast falls with them. Where the last column rises from one format to the next, the time
-# fell by less: much of a step of a model this small is the fixed cost of Python and of many small products, which no
+# fell by less, or not at all: much of a step of a model this small is the fixed cost of Python and of many small products, which no
 # format makes smaller. The larger a model, the nearer TPOT comes to its forecast: check that on yours (experiment 9, below).
 #
 # ### Experiment 7: zeros that save time
@@ -1119,8 +1119,9 @@ else:
 
 # %% [markdown] name="neurons-reading"
 # Which is the better pruning? Per weight removed, single weights: their KL is a fraction. Per millisecond saved,
-# there is only one column to look at, since a zero takes as long as any other number. And both fall off a cliff
-# between an eighth and a half, while INT4, the line above the table, takes three quarters of the bits away.
+# there is only one column to look at, since a zero takes as long as any other number. (Where the times of single weights
+# are not near 1, other programs disturbed them.) And both fall off a cliff between an eighth and a half, while INT4, the
+# line above the table, takes three quarters of the bits away.
 #
 # ### Experiment 8: who writes what a student learns from
 #
