@@ -80,6 +80,8 @@ class EngineConfig:
     and the worker is ended. Of several ranks, how long none of them may come to a collective, but at most 30.
     tensor_parallel_size: how many ranks divide the model, each with a part of every layer (features/parallel).
     pipeline_parallel_size: how many stages divide the model, each a rank with some of the layers. Not both of the two.
+    enable_expert_parallel: of a mixture of experts each rank has some experts, whole, and not columns of each; for
+    tensor_parallel_size above 1.
     """
 
     block_size: int = 16
@@ -110,6 +112,7 @@ class EngineConfig:
     batch_invariant: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
 
     @property
     def is_divided(self) -> bool:
@@ -142,6 +145,8 @@ class EngineConfig:
             elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):
                 kind = "an integer of at least 0" if name in may_be_0 else "a positive integer"
                 raise ValueError(f"EngineConfig.{name}: expected {kind}, got {value!r}")
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError("EngineConfig.enable_expert_parallel: expected tensor_parallel_size above 1, got 1")
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError(
                 f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "

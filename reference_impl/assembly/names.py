@@ -28,7 +28,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "swap_space": ANY, "cpu_offload_gb": (0,), "calculate_kv_scales": (False,), "disable_sliding_window": (False,),
     "enable_chunked_prefill": (True,), "scheduling_policy": ("fcfs",), "async_scheduling": (False, True),
     "data_parallel_size": (1,), "decode_context_parallel_size": (1,),
-    "enable_expert_parallel": (False,), "distributed_executor_backend": ("uni", "mp"),
+    "distributed_executor_backend": ("uni", "mp"),
     "disable_custom_all_reduce": (False, True), "max_seq_len_to_capture": ANY, "max_parallel_loading_workers": ANY,
     "enable_lora": (False,), "enable_prompt_adapter": (False,), "compilation_config": (0, {}),
     "limit_mm_per_prompt": ({},), "quantization_param_path": (), "guided_decoding_backend": ("auto",),

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
 
 MOST_SECONDS = 30  # between two collectives
+Load: TypeAlias = Callable[..., tuple[Executor, Facts]]
+Part: TypeAlias = Callable[..., RankModel | StageModel]
 
 
 def ranked_engine(
@@ -44,21 +46,22 @@ def ranked_engine(
 
     ValueError for what is not divided among ranks yet, and where heads, layers or groups of weights cannot be.
     """
-    parts, layers = parts or Parts(), list[range]()
+    parts = parts or Parts()
     check_split(config, parts, make_parts)
     _check_divided(config, parts, device)
-    size: int = config.tensor_parallel_size
+    size = config.tensor_parallel_size
     division: Division = EveryRank()
+    part: Part = partial(RankModel, by_expert=config.enable_expert_parallel)
     if (num_stages := config.pipeline_parallel_size) > 1:
         layers = stages_of(*bytes_of_layers(folder, read_config(folder, quantized=True).num_layers), num_stages)
-        size, division = num_stages, Stages(num_stages)
+        size, division, part = num_stages, Stages(num_stages), partial(StageModel, layers=layers)
     config = dataclasses.replace(config, attention="torch", graphs="off")
     seconds = min(config.step_seconds, MOST_SECONDS)
     load = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
     if ranks == "threads":
         group = ThreadGroup(size, seconds if num_stages == 1 else config.step_seconds)
         executor: RankProcesses | RankThreads = RankThreads(
-            [partial(_rank, load, group.rank(rank), layers) for rank in range(size)], group, division
+            [partial(_rank, load, part, group.rank(rank)) for rank in range(size)], group, division
         )
     else:
         if not supported():
@@ -67,7 +70,7 @@ def ranked_engine(
                 "whose cores see what another core wrote in its order: worker='threads' has ranks in this process"
             )
         board = Board(size)
-        makes = [partial(_rank_process, load, rank, size, board.path, seconds, layers) for rank in range(size)]
+        makes = [partial(_rank_process, load, part, rank, size, board.path, seconds) for rank in range(size)]
         executor = RankProcesses(makes, board, seconds, division)
     try:
         return Engine(executor.facts.model, config, dataclasses.replace(parts, executor=executor))
@@ -76,21 +79,16 @@ def ranked_engine(
         raise
 
 
-def _rank_process(
-    load: Callable[..., tuple[Executor, Facts]], rank: int, size: int, board: Path, seconds: float, layers: list[range]
-) -> tuple[Executor, Facts]:
+def _rank_process(load: Load, part: Part, rank: int, size: int, board: Path, seconds: float) -> tuple[Executor, Facts]:
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // size))
     # The planner ends all ranks first, with a better message: it knows them all.
-    return _rank(load, SharedMemoryRank(rank, Board(size, board), 2 * seconds), layers)
+    return _rank(load, part, SharedMemoryRank(rank, Board(size, board), 2 * seconds))
 
 
-def _rank(
-    load: Callable[..., tuple[Executor, Facts]], rank: SharedMemoryRank | ThreadRank, layers: list[range]
-) -> tuple[Executor, Facts]:
-    """layers: of each stage; without, each rank has a part of all."""
-    executor, facts = load(rank=StageModel(rank, layers) if layers else RankModel(rank))
+def _rank(load: Load, part: Part, rank: SharedMemoryRank | ThreadRank) -> tuple[Executor, Facts]:
+    executor, facts = load(rank=part(rank))
     return RankExecutor(executor, rank), facts
 
 

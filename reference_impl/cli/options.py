@@ -32,6 +32,7 @@ _STEP_SECONDS = (
     "30. Then the engine ends with an error that names the worker."
 )
 _RANKS = "Processes that divide the model, each with some heads and columns of every layer (CPU)."
+_EXPERTS = "With --tp, each process has some experts of a mixture, whole, and not columns of each."
 _STAGES = "Processes that divide the model, each with some of the layers (CPU)."
 _SPECULATIVE = (
     "Draft tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
@@ -108,6 +109,7 @@ class EngineOptions:
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
     tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "--tp", min=1, help=_RANKS)] = 1
     pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "--pp", min=1, help=_STAGES)] = 1
+    enable_expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel", help=_EXPERTS)] = False
     step_seconds: Annotated[int, typer.Option(min=1, help=_STEP_SECONDS)] = 300
 
     def of_llm(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class ExpertsConfig:
     intermediate_size: int  # of each expert
     renormalise: bool  # the chosen experts' weights are scaled to sum to 1
     layers: frozenset[int]
+    own: range | None = field(default=None, repr=False)  # where this is a rank's part: the experts that it has, whole
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class MixtureOfExperts(nn.Module):
         out = self.experts(x[order // k], offsets)
         # Back in the tokens' order. Each token adds its own k rows, the likeliest expert first: no neighbour can change
         # the order of that sum.
-        by_token = torch.empty_like(out).index_copy_(0, order, out).view(-1, k, x.shape[1])
+        by_token = torch.empty_like(out).index_copy_(0, order, out).view(len(x), k, x.shape[1])
         return (by_token * weights[:, :, None]).sum(1).to(x.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class SeparateExperts(nn.ModuleList):
         assert config.experts is not None
         size, (gate, up, down) = config.experts.intermediate_size, expert_names(config)
         super().__init__()
-        for e in range(config.experts.num_experts):
+        for e in range(config.experts.num_experts) if config.experts.own is None else config.experts.own:
             expert = GatedMLP(config, size, methods, f"{prefix}experts.{e}.")
             expert.gate_up.parts, expert.down.parts = {gate: size, up: size}, {down: config.hidden_size}
             self.append(expert)

@@ -177,3 +177,9 @@ class EngineGauges(Collector):
                 shown.add_metric([str(report.rank)], report.num_bytes)
                 waited.add_metric([str(report.rank)], report.waited)
             yield from (shown, waited)
+            if engine.config.enable_expert_parallel:
+                text = "Pairs of token and expert that the rank's experts computed"
+                rows = GaugeMetricFamily("inferlab:rank_expert_rows", text, labels=["rank"])
+                for report in reports:
+                    rows.add_metric([str(report.rank)], report.expert_rows)
+                yield rows

@@ -56,12 +56,14 @@ class RankExecutor:
 
 class RankReport(NamedTuple):
     """What a rank did since it began. num_bytes: of tensors that it showed to the others. waited: seconds in which it
-    waited for them. resident: bytes of its memory, where the system says so."""
+    waited for them. expert_rows: (token, expert) pairs that its experts computed, where experts are divided. resident:
+    bytes of its memory, where the system says so."""
 
     rank: int
     pid: int
     num_bytes: int
     waited: float
+    expert_rows: int
     resident: int | None
 
 
@@ -196,7 +198,7 @@ class RankProcesses(RankGroup):
             memory = Path(f"/proc/{rank.pid}/statm")
             pages = int(memory.read_text().split()[1]) if memory.exists() else None
             resident = None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
-            found.append(RankReport(rank.rank, rank.pid, *self.board.shown_and_waited(rank.rank), resident))
+            found.append(RankReport(rank.rank, rank.pid, *self.board.figures(rank.rank), resident))
         return found
 
     def close(self) -> None:

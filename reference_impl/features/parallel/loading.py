@@ -52,6 +52,8 @@ def cut_table(
             for name, heads in (("q_norm.weight", shares.queries), ("k_norm.weight", shares.keys)):
                 cuts[prefix + name] = _cut((heads.whole * each,), 0, [heads], each)
     for linear in all_linears(model):
+        if shares.experts is not None and ".experts." in linear.name:
+            continue  # whole, or another rank's
         for name, spec, part, word in _named(linear):
             found = _of_linear(model, linear, shares, rank, name, spec, part, word)
             if isinstance(found, Cut):

@@ -24,6 +24,7 @@ class Meeting(ABC):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.num_calls = self.num_bytes = 0
+        self.num_expert_rows = 0  # (token, expert) pairs that this rank's experts computed
         self.step = 0
 
     @abstractmethod

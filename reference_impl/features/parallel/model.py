@@ -8,6 +8,7 @@ rank looks its own tokens up, with zeros for the others, and the sum has one row
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -20,27 +21,33 @@ from torch import Tensor
 from reference_impl.core.decoder import Decoder, DecoderLayer, Head
 from reference_impl.core.linear import Linear
 from reference_impl.core.model_config import ModelConfig
+from reference_impl.features.parallel.experts import divide_tokens
 from reference_impl.features.parallel.loading import cut_table
+from reference_impl.features.parallel.meeting import Meeting
 from reference_impl.features.parallel.shares import Share, expected, shares_of
 from reference_impl.interfaces.collectives import Collectives
 from reference_impl.models.loader import Cut, Destination, NoHead
+from reference_impl.models.moe import MixtureOfExperts
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.quantization.head import StoredHead
 from reference_impl.models.quantization.methods import Fp8
 
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
 
 class RankModel:
-    """How a rank's model is made: `config_of`, `shrink`, `cut` and `join`, in this order, once.
+    """How a rank's model is made: `config_of`, `shrink`, `cut` and `join`, in this order, once. by_expert: see
+    `shares_of`.
 
     ValueError where the model's heads, its columns or groups of its weights cannot be divided.
     """
 
-    def __init__(self, collectives: Collectives):
-        self.collectives = collectives
+    def __init__(self, collectives: Meeting, by_expert: bool = False):
+        self.collectives, self.by_expert = collectives, by_expert
 
     def config_of(self, whole: ModelConfig) -> ModelConfig:
         """The config of this rank's model, with fewer heads and columns."""
-        self.whole, self.everyone = whole, shares_of(whole, self.collectives.size)
+        self.whole, self.everyone = whole, shares_of(whole, self.collectives.size, self.by_expert)
         self.shares = self.everyone[self.collectives.rank]
         return self.shares.config_of(whole)
 
@@ -52,7 +59,7 @@ class RankModel:
         fit = []
         for size in range(1, self.collectives.size + 1):
             with suppress(ValueError):
-                for rank, shares in enumerate(shares_of(self.whole, size)):
+                for rank, shares in enumerate(shares_of(self.whole, size, self.by_expert)):
                     model, table = built(shares.config_of(self.whole))
                     cut_table(model, shares, rank, table)
                 fit.append(size)
@@ -69,8 +76,9 @@ class RankModel:
             model.lm_head = torch.empty_like(model.embedding)
 
     def leaves(self, name: str) -> bool:
-        """Whether a tensor is not read at all: each rank has a part of each."""
-        return False
+        """Whether a tensor is not read at all: where experts are divided, those of other ranks are not."""
+        found, own = _EXPERT.search(name), self.shares.experts
+        return found is not None and own is not None and int(found[1]) - own.start not in range(own.length)
 
     def cut(self, model: Decoder, table: dict[str, Destination]) -> tuple[dict[str, Destination], dict[str, Cut]]:
         """The destinations of this rank's model, and what is read of each tensor: see `cut_table`."""
@@ -85,10 +93,15 @@ class RankModel:
             model.head = RankHead(model.head, matrix, self.shares.vocabulary, meets)
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
-            for partial_sums in (layer.o, layer.mlp):
-                partial_sums.register_forward_hook(Summed(meets))
+            layer.o.register_forward_hook(Summed(meets))
+            if isinstance(layer.mlp, MixtureOfExperts) and self.by_expert:
+                divide_tokens(layer.mlp, [each.experts for each in self.everyone if each.experts is not None], meets)
+            else:
+                layer.mlp.register_forward_hook(Summed(meets))
             for linear in layer.modules():
                 kind = linear.name.rpartition(".")[2] if isinstance(linear, Linear) else ""
+                if self.by_expert and isinstance(linear, Linear) and ".experts." in linear.name:
+                    continue  # whole, with all of a row's inputs
                 if kind in ("o_proj", "down_proj") and isinstance(linear.method, Fp8):
                     linear.method = copy(linear.method)  # others keep theirs
                     linear.method.quantize_rows = RankScales(linear.method.quantize_rows, meets)

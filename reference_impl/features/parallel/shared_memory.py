@@ -28,7 +28,9 @@ from reference_impl.interfaces.collectives import CollectiveError
 Bytes: TypeAlias = NDArray[np.uint8]
 PLACE = 1 << 22  # bytes; a larger tensor takes several meetings
 _WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
-_STATE = 5  # words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited
+# Words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited, rows of its
+# experts.
+_STATE = 6
 _PAUSE = 50e-6  # seconds between two looks for what a stage before this one still computes
 _CALLS = (
     "nothing", "all_reduce", "all_gather", "reduce_scatter", "reduce_scatter (shapes)", "all_to_all",
@@ -93,9 +95,10 @@ class Board:
         late = [rank for rank, number in enumerate(came) if number < came[ahead]]
         return late, f"{_CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
 
-    def shown_and_waited(self, rank: int) -> tuple[int, float]:
-        """Bytes that a rank showed to the others, and seconds that it waited for them, since it began."""
-        return int(self.state[rank, 3]), int(self.state[rank, 4]) / 1e9
+    def figures(self, rank: int) -> tuple[int, float, int]:
+        """Bytes that a rank showed to the others, seconds that it waited for them, and rows that its experts computed,
+        since it began."""
+        return int(self.state[rank, 3]), int(self.state[rank, 4]) / 1e9, int(self.state[rank, 5])
 
     def progress(self) -> int:
         """A number that grows while any rank goes on."""
@@ -196,7 +199,7 @@ class SharedMemoryRank(Meeting):
         board.places[rank, turn, : len(piece)] = piece
         words = _CALLS.index(call), _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
         board.headers[rank, turn, 1 : 1 + len(words)] = words
-        board.state[rank, 1:4] = words[0], self.step, self.num_bytes
+        board.state[rank, 1:4], board.state[rank, 5] = (words[0], self.step, self.num_bytes), self.num_expert_rows
         began = time.perf_counter_ns()
         board.state[rank, 0] = board.headers[rank, turn, 0] = self._number
         self._wait(turn, call)

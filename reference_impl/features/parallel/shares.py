@@ -20,34 +20,45 @@ class Share:
 
 @dataclass(frozen=True)
 class RankShares:
-    """What one rank of several has of a model. columns: of an MLP, of each expert's; vocabulary: of its tokens."""
+    """What one rank of several has of a model. columns: of an MLP, of each expert's; vocabulary: of its tokens.
+    experts: those that it has, whole, where experts are what is divided."""
 
     queries: Share  # heads
     keys: Share  # heads of keys and values
     columns: Share
     expert_columns: Share | None
     vocabulary: Share
+    experts: Share | None = None
 
     def config_of(self, whole: ModelConfig) -> ModelConfig:
         """The config of the rank's model. Its vocabulary stays whole, as tokens and logits are."""
         experts = whole.experts
         if experts is not None and self.expert_columns is not None:
             experts = replace(experts, intermediate_size=self.expert_columns.length)
+        if experts is not None and self.experts is not None:
+            experts = replace(experts, own=range(self.experts.start, self.experts.start + self.experts.length))
         return replace(
             whole, num_heads=self.queries.length, num_kv_heads=self.keys.length,
             intermediate_size=self.columns.length, experts=experts, shard_of=whole,
         )  # fmt: skip
 
 
-def shares_of(c: ModelConfig, size: int) -> list[RankShares]:
-    """The shares of `size` ranks. ValueError, with the sizes that fit, where one would have no whole KV head."""
+def shares_of(c: ModelConfig, size: int, by_expert: bool = False) -> list[RankShares]:
+    """The shares of `size` ranks. by_expert: of a mixture each rank has whole experts, and not columns of each.
+    ValueError, with the sizes that fit, where one would have no whole KV head, or no expert."""
     heads = head_shares(c.num_heads, c.num_kv_heads, size)
-    experts = None if c.experts is None else columns(c.experts.intermediate_size, size)
     mlp, tokens = columns(c.intermediate_size, size), divided(c.vocab_size, size)
-    return [
-        RankShares(*heads[rank], mlp[rank], None if experts is None else experts[rank], tokens[rank])
-        for rank in range(size)
-    ]
+    shares = [RankShares(*heads[rank], mlp[rank], None, tokens[rank]) for rank in range(size)]
+    if by_expert and (c.experts is None or c.experts.num_experts < size):
+        has = "no experts" if c.experts is None else f"{c.experts.num_experts} experts"
+        raise ValueError(f"enable_expert_parallel: expected a model with at least {size} experts, this has {has}")
+    if c.experts is None:
+        return shares
+    if by_expert:
+        own = divided(c.experts.num_experts, size)
+        return [replace(share, experts=experts) for share, experts in zip(shares, own, strict=True)]
+    of_each = columns(c.experts.intermediate_size, size)
+    return [replace(share, expert_columns=each) for share, each in zip(shares, of_each, strict=True)]
 
 
 def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[tuple[Share, Share]]:
