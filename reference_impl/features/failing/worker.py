@@ -19,6 +19,8 @@ class Explaining(WorkerFeature):
     def explain(self, step: Step, at: int) -> str:
         from reference_impl.features.failing.first import first_not_finite
 
+        if self.model.config.stage is not None:  # this one cannot compute alone, and the others wait for the next step
+            return "of a model in stages the place is not looked for"
         row = step.rows[at]
         # The plan counts all drafts of the step before as right; behind those that were not lies whatever memory held.
         end = min(row.start + row.length, max(1, int(self.tables.computed[row.slot])))
