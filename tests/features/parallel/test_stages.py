@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 import signal
 import threading
 from array import array
@@ -208,22 +207,14 @@ def test_beams_grammars_and_embeddings_of_stages() -> None:
         assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("layout", "place"),
-    [
-        ("pipeline_parallel_size", "of a model in stages the place"),
-        ("tensor_parallel_size", r"the first such .* embed"),
-    ],
-)
-def test_a_request_whose_numbers_are_not_finite_ends_alone(layout: str, place: str) -> None:
-    config = EngineConfig(num_blocks=40, block_size=8, **{layout: 2})
-    engine = ranked_engine(course_model("draft"), config, ranks="threads")
+def test_a_request_whose_numbers_are_not_finite_ends_alone() -> None:
+    engine = ranked_engine(course_model("draft"), CONFIG, ranks="threads")
     engine.executor.executors[0].executor.model.embedding[7] = torch.nan
     sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, allowed_token_ids=[1, 2, 3])
     with closing(engine):
         broken, right = (engine.add(prompt, sampling, name) for prompt, name in (([7, 9], "a"), ([5, 9], "b")))
         run(engine)
-    assert re.search(f"not all finite numbers; .*{place}", str(broken.error))
+    assert "not all finite numbers; of a model in stages the place is not looked for" in str(broken.error)
     assert right.error is None
     assert len(right.output_tokens) == 4
 
