@@ -162,7 +162,7 @@ def test_the_command_says_where_the_time_goes_and_writes_the_file(tmp_path: Path
         (["--attention", "none"], 2, "expected one of auto, triton, torch, compiled, got 'none'"),
         (["--quantization", "int3"], 2, "expected one of none, fp8, int8, int4, got 'int3'"),
         (["--shape", "llama-9"], 2, "expected one of llama-3-8b"),
-        (["--context", "20000"], 1, "at most 2047 and one token of output fit"),
+        (["--context", "20000"], 1, "is above the model's 2048 positions"),
         (["nowhere"], 1, "no such file"),
         (["draft", "--shape", "llama-3-8b"], 2, "expected a model or --shape, got both 'draft' and --shape llama-3-8b"),
     ],

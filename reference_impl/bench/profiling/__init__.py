@@ -46,6 +46,7 @@ def run(
     length = context + num_tokens(batch, context, steps, budget)
     # Three times: overlapped, a step is planned while one runs, and the one before it gives its blocks back.
     options |= {"max_num_seqs": 3 * batch, "max_num_batched_tokens": budget}
+    options["max_model_len"] = length  # a context that is too long is refused before the cache takes memory for it
     options["num_blocks"] = 3 * batch * -(-length // 16)
     llm = LLM(folder, **options) if shape is None else LLM(shape=shape, dummy_weights=True, **options)
     engine = llm.engine
