@@ -73,39 +73,32 @@ def decoding(llm: LLM, prompts: Tokens, steps: int, warm: int = 8) -> Iterator[D
             llm.leave(generation)
 
 
-def steady(
-    bench: Bench, name: str, llm: LLM, prompts: Tokens, windows: int, steps: int, warm: int = 8
-) -> Row:  # fmt: skip
-    """A row of windows of equal steps in which all requests decode; the limit: steps in which each has the mean
-    context."""
-    windows, steps = bench.pick((windows, steps), (2, 2))
-    with decoding(llm, prompts, windows * steps, bench.pick(warm, 2)) as running:
-        marks, contexts = [time.perf_counter()], [running.context()]
-        for _ in range(windows):
-            for _ in range(steps):
-                running.step()
-            marks.append(time.perf_counter())
-            contexts.append(running.context())
-    seconds = [(b - a) / steps for a, b in itertools.pairwise(marks)]
-    means = [(a + b) / 2 for a, b in itertools.pairwise(contexts)]
-    count, context, work = len(prompts), statistics.median(means), work_of(llm.engine)
-    return Row(
-        name, TOKENS, harness.spread([count / s for s in seconds]),
-        bench.limit(lambda limits: count / work.decode_seconds([context] * count, limits)),
-        note=f"context {context:.0f}",
-        detail={"step_seconds": seconds, "contexts": means, "executor": statistics_of(llm)},
-    )  # fmt: skip
-
-
 def decode(
     bench: Bench, metrics: Metrics, shape: str, sizes: Sequence[int], context: int, windows: int, steps: int,
     warm: int = 8, **options: Any,
 ) -> Iterator[Row]:  # fmt: skip
-    """Measures windows of greedy tokens after prompts of `context` tokens, at each number of requests in `sizes`."""
+    """Measures windows of equal steps in which all requests decode, at each number of requests in `sizes`, after
+    prompts of `context` tokens; the limit: steps in which each has the mean context."""
+    windows, steps, warm = bench.pick((windows, steps, warm), (2, 2, 2))
     for metric, size in zip(metrics, sizes, strict=True):
         bench.need(3 + size / 40)
-        prompts = prompts_of(bench.pick(size, min(size, 4)), bench.pick(context, 12))
-        yield steady(bench, metric, bench.llm(shape, **options), prompts, windows, steps, warm)
+        llm, prompts = bench.llm(shape, **options), prompts_of(bench.pick(size, min(size, 4)), bench.pick(context, 12))
+        with decoding(llm, prompts, windows * steps, warm) as running:
+            marks, contexts = [time.perf_counter()], [running.context()]
+            for _ in range(windows):
+                for _ in range(steps):
+                    running.step()
+                marks.append(time.perf_counter())
+                contexts.append(running.context())
+        seconds = [(b - a) / steps for a, b in itertools.pairwise(marks)]
+        means = [(a + b) / 2 for a, b in itertools.pairwise(contexts)]
+        count, mean = len(prompts), statistics.median(means)
+        step = bench.limit(partial(work_of(llm.engine).decode_seconds, [mean] * count))  # seconds
+        yield Row(
+            metric, TOKENS, harness.spread([count / s for s in seconds]), step and count / step,
+            note=f"context {mean:.0f}",
+            detail={"step_seconds": seconds, "contexts": means, "executor": statistics_of(llm)},
+        )  # fmt: skip
 
 
 one_stream = partial(decode, sizes=(1,), context=1024, windows=8, steps=32, warm=16)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import reference_impl
-from reference_impl.bench import gpu, gpu_cases, gpu_engines, gpu_peers, gpu_rows, gpu_warm, harness, kernels
+from reference_impl.bench import gpu, gpu_cases, gpu_peers, gpu_rows, gpu_warm, harness, kernels
 from reference_impl.bench.gpu_cases import CASES, LIMIT_ROWS, LIMITS, Case
 from reference_impl.bench.gpu_engines import Bench, LeftOut
 from reference_impl.bench.gpu_rows import Goal, Row
@@ -372,10 +372,9 @@ def test_the_cases_fit_into_the_eight_minutes_by_their_own_estimates() -> None:
 
 def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
     bench = tiny()
-    llm = bench.llm("llama-3-8b", max_num_seqs=2)
     with pytest.raises(RuntimeError, match=r"a decoding step gave \d tokens to 3 requests"):
-        gpu_cases.steady(bench, "three", llm, gpu_engines.prompts_of(3, 8), 2, 2)
-    assert not llm.engine.requests  # and nobody is left behind
+        list(gpu_cases.decode(bench, ["three"], "llama-3-8b", (3,), 8, 2, 2, max_num_seqs=2))
+    assert not bench.llm("llama-3-8b", max_num_seqs=2).engine.requests  # and nobody is left behind
 
 
 def test_without_limits_what_was_reached_is_still_told() -> None:
@@ -403,11 +402,10 @@ def test_beside_load_a_dry_run_of_a_profile_is_no_error(monkeypatch: pytest.Monk
 
 
 def test_windows_count_tokens_and_contexts_of_every_request() -> None:
-    bench = tiny()
-    row = gpu_cases.steady(bench, "three", bench.llm("llama-3-8b"), gpu_engines.prompts_of(3, 10), 2, 2, warm=2)
+    [row] = gpu_cases.decode(tiny(), ["three"], "llama-3-8b", (3,), 10, 2, 2)
     first, second = row.detail["contexts"]
     assert second - first == 2.0
-    assert 10 + 2 <= first <= 10 + 8
+    assert 12 + 2 <= first <= 12 + 8
     assert row.ours == harness.spread([3 / s for s in row.detail["step_seconds"]])
 
 
