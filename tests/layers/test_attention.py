@@ -233,3 +233,37 @@ def test_decode_rows_of_bfloat16_are_softly_capped_in_float32() -> None:
     found = reference.attention_one_row(q, k, v, SCALE, softcap=50.0)
     assert found.dtype is torch.bfloat16
     assert float((found.double() - exact).abs().max()) <= float(exact.abs().max()) * 2**-8
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_bad_key_or_value_has_no_effect_on_the_queries_before_it(
+    bad: float, window: int | None, cap: float | None
+) -> None:
+    """Of one request: all queries of a prompt, of a chunk, and of rows with drafts. 0 x NaN is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((30, 30), (6, 30), (30, 4))  # queries, keys that were there before
+
+    def made(queries: int, past: int) -> list[torch.Tensor]:
+        shapes = ((queries, HEADS), (past + queries, KV_HEADS), (past + queries, KV_HEADS))
+        return [torch.randn(*shape, HEAD_DIM, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    for queries, past in sizes:
+        for which in (1, 2):
+            row = made(queries, past)
+            right = formula(*row, window, cap)
+            row[which][past + 3, 1, 5] = bad
+            found = reference.attention_one_row(row[0], row[1], row[2], SCALE, window, cap)
+            assert (found[:3] - right[:3]).abs().max() < 1e-12
+            assert which == 1 or not found[3].isfinite().all()
+    for which in (1, 2):
+        q, k, v = (torch.stack(pair) for pair in zip(made(4, 20), made(4, 20), strict=True))
+        right = torch.stack([formula(q[row], k[row], v[row], window, cap) for row in range(2)])
+        (k, v)[which - 1][1, 22, 1, 5] = bad
+        mask = torch.zeros(2, 1, 4, 24, dtype=torch.float64)
+        mask[:] = mask.masked_fill(~reference.causal_mask(4, 24, CPU, window), -torch.inf)
+        found = reference.attention_rows(q, k, v, mask, SCALE, cap)
+        assert (found[0] - right[0]).abs().max() < 1e-12
+        assert (found[1, :2] - right[1, :2]).abs().max() < 1e-12
+        assert which == 1 or not found[1, 2].isfinite().all()

@@ -1,11 +1,11 @@
 """Ends a request for which a step has no token (`Reply.errors`), or no hidden state, with finish_reason "error"; the
 step's result has such a request with no tokens.
 
-What it computed may be broken, also before the first bad number: attention multiplies what it masks by 0, and 0 x NaN
-is NaN. So its blocks leave the prefix cache, with all cached ones that no request holds. Requests that hold some of
-them (`KVManager.commit` lets a request take over another's block) lose this step's tokens and compute all of theirs
-again, alone: with a cache_salt of their own they share no blocks. So does a failed request that has full blocks, since
-some may be another's; where it fails once more, it ends. A page store keeps what was saved.
+What it computed may be broken, on a GPU also before the first bad number: attention multiplies what it masks by 0, and
+0 x NaN is NaN. So its blocks leave the prefix cache, with all cached ones that no request holds. Requests that hold
+some of them (`KVManager.commit` lets a request take over another's block) lose this step's tokens and compute all of
+theirs again, alone: with a cache_salt of their own they share no blocks. So does a failed request that has full blocks,
+since some may be another's; where it fails once more, it ends. A page store keeps what was saved.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ text. Query head h reads KV head h // (num_heads // num_kv_heads).
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,7 +53,8 @@ def attention_one_row(
     """Attention of one sequence's queries over its context, causal. The last key is that of the last query.
 
     q [query_len, num_heads, head_dim], key and value [seq_len, num_kv_heads, head_dim] -> like q.
-    With a window, leading keys that no query sees may be left out.
+    With a window, leading keys that no query sees may be left out. On a CPU, NaN or infinity in a key or value has no
+    effect on the queries before it.
     """
     query_len, num_heads, head_dim = q.shape
     seq_len, num_kv_heads, _ = key.shape
@@ -67,7 +71,19 @@ def attention_one_row(
         out = F.scaled_dot_product_attention(heads, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     else:
         out = masked_attention(heads, k, v, causal_mask(query_len, seq_len, q.device, window), scale, softcap)
-    return out[0].transpose(0, 1)
+    out = out[0].transpose(0, 1)
+    if _spoiled(out):
+        good = (key.isfinite() & value.isfinite()).flatten(1).all(1)
+        before = int(good.cumprod(0).sum())  # the keys before the first bad one; the queries behind it see that one
+        if (num := before - (seq_len - query_len)) > 0 and before < seq_len:
+            out[:num] = attention_one_row(q[:num], key[:before], value[:before], scale, window, softcap)
+    return out
+
+
+def _spoiled(out: Tensor) -> bool:
+    """Whether NaN or infinity in a key or value may have reached queries that do not see it: 0 x NaN is NaN. False on a
+    GPU, where the answer would have to be waited for."""
+    return not out.is_cuda and not math.isfinite(out.sum(dtype=torch.promote_types(out.dtype, torch.float32)))
 
 
 def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None) -> Tensor:
@@ -75,15 +91,21 @@ def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, 
 
     q [rows, query_len, num_heads, head_dim]; k and v [rows, max_seq_len, num_kv_heads, head_dim], where the padding is
     any number but NaN, since 0 x NaN is NaN. mask [rows, 1, query_len, max_seq_len]: 0, or -inf where a query does not
-    look.
+    look. Several queries of a row on a CPU: as in `attention_one_row`.
     """
+    key, value, seen = k, v, mask[:, 0]
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [rows, num_kv_heads, max_seq_len, head_dim]
     # The query heads of a group read the same keys, so they take the place of several queries.
     heads = q.unflatten(2, (k.shape[1], -1)).transpose(1, 2)  # [rows, num_kv_heads, query_len, heads in a group, ...]
     if heads.shape[2] > 1:
         mask = mask.repeat_interleave(heads.shape[3], dim=2)
     out = masked_attention(heads.flatten(2, 3), k, v, mask, scale, softcap)
-    return out.view(heads.shape).transpose(1, 2).flatten(2, 3)
+    out = out.view(heads.shape).transpose(1, 2).flatten(2, 3)
+    if q.shape[1] > 1 and _spoiled(out):
+        for row, i in itertools.product(range(len(q)), range(q.shape[1])):
+            k, v = (cache[row, seen[row, i] == 0] for cache in (key, value))
+            out[row, i] = attention_one_row(q[row, i, None], k, v, scale, None, softcap)[0]
+    return out
 
 
 def masked_attention(
