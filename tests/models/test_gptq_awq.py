@@ -204,6 +204,14 @@ def test_logits_are_those_of_the_weights_that_codes_stand_for(raw: dict[str, Any
     assert stored == weights / 2 + groups * 2.5 + (g_idx if raw["quant_method"] == "gptq" else 0)
 
 
+def test_awq_may_have_the_names_of_autoawqs_own_file(written, our_logits, edit) -> None:
+    folder, plain = written(AWQ)
+    own = {"quant_method": "awq", "w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"}
+    edit(folder, quantization_config=own)
+    model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
+    assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("sizes", "parts"),
     [

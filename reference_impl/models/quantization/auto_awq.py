@@ -71,7 +71,8 @@ def unpack_interleaved(words: Tensor) -> Tensor:
 
 def awq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
     """The layouts of a model's linear layers; lm_head is not quantized. ConfigError for what is not read, by name."""
-    get = Fields(raw, where)
+    older = {"bits": raw.get("w_bit"), "group_size": raw.get("q_group_size")}  # AutoAWQ's own names, as vLLM reads them
+    get = Fields(older | raw, where)
     get.one_of("bits", (4,), needed=True)
     get.boolean("zero_point", True)  # auto-round writes false of symmetric codes, whose zero points are there, and 8
     for name in ("version", "format", "checkpoint_format"):
