@@ -112,6 +112,8 @@ class _Header(NamedTuple):
     shape: list[int]
 
     def tensor(self, data: Bytes) -> Tensor:
+        if not self.num_bytes:
+            return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
         return torch.from_numpy(data).view(_DTYPES[self.dtype]).view(self.shape)
 
 

@@ -170,3 +170,68 @@ def test_arguments_that_are_wrong_are_named(group) -> None:
         alone.broadcast(None, 0)
     with pytest.raises(ValueError, match="all_to_all: expected a tensor for each of 1 ranks, got 2"):
         alone.all_to_all([torch.zeros(1), torch.zeros(1)])
+
+
+def test_messages_come_whole_and_in_order_however_far_the_sender_is_ahead(group) -> None:
+    """Of several pieces, of all dtypes, empty, views; a copy, so the sender may go on with its own."""
+    sent = [
+        numbers(1, PLACE // 4 + 7), numbers(2, 3, 4)[:, ::2], torch.zeros(0, 5), torch.tensor(3, dtype=torch.int64),
+        numbers(3, 9, dtype=torch.bfloat16), torch.tensor([True, False]),
+        numbers(4, 2 * (PLACE // 8), dtype=torch.float64),
+    ]  # fmt: skip
+
+    def call(c: Any) -> list[Tensor]:
+        if c.rank == 0:
+            for x in sent:
+                own = x.clone()
+                c.send(own, 1)
+                own.zero_()
+            return [c.recv(2)]
+        if c.rank == 1:
+            return [c.recv(0) for _ in sent]
+        c.send(torch.ones(2), 0)
+        return []
+
+    [answer], received, _ = on_all(group(3), call)
+    assert torch.equal(answer, torch.ones(2))
+    for mine, its in zip(sent, received, strict=True):
+        assert mine.dtype == its.dtype
+        assert torch.equal(mine, its)
+
+
+def test_a_message_that_does_not_come_is_an_error_that_names_the_sender(group) -> None:
+    def call(c: Any) -> Any:
+        c.step = 7
+        return c.recv(1) if c.rank == 0 else None
+
+    error = on_all(group(2, seconds=0.2), call)[0]
+    assert isinstance(error, CollectiveError)
+    assert error.waits_for == (1,)
+    assert "step 7" in str(error)
+    assert "rank 1" in str(error)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_message_is_waited_for_while_any_rank_goes_on(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender computes for 10 s on a clock of the test, where 3 s without a sign of life are the limit."""
+    board = Board(2)
+    first, second = (SharedMemoryRank(rank, Board(2, board.path), 3) for rank in range(2))
+    board.close_path()
+    now = 0
+
+    def pause(seconds: float = 0) -> None:
+        nonlocal now
+        now += 10**9
+        if now == 10 * 10**9:
+            first.send(torch.ones(1), 1)
+        elif works:
+            first.go_on()
+
+    monkeypatch.setattr("time.perf_counter_ns", lambda: now)
+    monkeypatch.setattr("time.sleep", pause)
+    monkeypatch.setattr("os.sched_yield", pause)
+    if works:
+        assert torch.equal(second.recv(0), torch.ones(1))
+    else:
+        with pytest.raises(CollectiveError, match="rank 1 waited 3 s in recv from rank 0 of step 0"):
+            second.recv(0)
