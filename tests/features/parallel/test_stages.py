@@ -25,19 +25,27 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.ranks import ranked_engine
+from reference_impl.core.decoder import Decoder
 from reference_impl.features.parallel.loading import bytes_of_layers
 from reference_impl.features.parallel.shares import stages_of
 from reference_impl.features.parallel.stages import StageModel, Stages
 from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.worker import WorkerError
 from reference_impl.interfaces import Appended, Opened, Reply, SamplingParams, Step, StepRow
+from reference_impl.models.quantization.head import StoredHead
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
+from reference_impl.models.quantization.recipes import METHODS
+from reference_impl.models.quantization.scheme import Activations, Scheme
 from tests.examples import examples
 from tests.executor.forked import forked_workers, kill  # noqa: F401
-from tests.features.parallel.test_models import FAMILIES, IDS, together
+from tests.features.parallel.test_models import AWQ, FAMILIES, GPTQ, IDS, QUANTIZED, together
 from tests.features.parallel.test_processes import ASKED, forked_ranked, ranked, serve  # noqa: F401
 from tests.features.parallel.test_schedules import check_alike, closing, workloads
 from tests.features.parallel.test_schedules import serve as served
-from tests.models.conftest import VARIANTS, our_logits, save  # noqa: F401
+from tests.models.conftest import VARIANTS, edit, our_logits, save  # noqa: F401
+from tests.models.test_gptq_awq import written as written_in_words  # noqa: F401
+from tests.models.test_stored_weights import written  # noqa: F401
+from tests.quantization.conftest import make_folder  # noqa: F401
 
 CONFIG = EngineConfig(num_blocks=40, block_size=8, pipeline_parallel_size=2)
 
@@ -92,6 +100,37 @@ def test_logits_of_the_last_stage_are_those_of_one_process(variant: str, save: A
         tied = whole.lm_head is None
         assert [len(model.embedding) > 0 for model in models] == [True, *[False] * (size - 2), tied]
         assert [model.lm_head is not None and len(model.lm_head) > 0 for model in models[:-1]] == [False] * (size - 1)
+
+
+def check_stages(folder: Path, our_logits: Any) -> list[Decoder]:  # noqa: F811
+    whole, group = load_model(folder, torch.float64), ThreadGroup(2)
+    layers = stages_of(*bytes_of_layers(folder, whole.config.num_layers), 2)
+    models = [load_model(folder, torch.float64, rank=StageModel(group.rank(i), layers)) for i in range(2)]
+    found = together(models, lambda model: our_logits(model, *IDS))
+    for mine, its in zip(our_logits(whole, *IDS), found[-1], strict=True):
+        assert torch.equal(mine, its)
+    return models
+
+
+@pytest.mark.parametrize("scheme", [*QUANTIZED, Scheme("int8", "channel", activations=Activations("int8"))], ids=str)
+def test_what_comes_quantized_is_as_in_one_process(scheme: Scheme, written: Any, our_logits: Any) -> None:  # noqa: F811
+    folder, _ = written(scheme)
+    check_stages(folder, our_logits)
+
+
+@pytest.mark.parametrize("raw", [AWQ, GPTQ | {"desc_act": True}], ids=["awq", "act-order"])
+def test_so_is_act_order(raw: dict[str, Any], written_in_words: Any, our_logits: Any) -> None:  # noqa: F811
+    folder, _ = written_in_words(raw, num_hidden_layers=2)
+    check_stages(folder, our_logits)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_so_is_a_quantized_head(tied: bool, make_folder: Any, our_logits: Any, tmp_path: Path) -> None:  # noqa: F811
+    source = make_folder(vocab_size=97, tie_word_embeddings=tied)
+    quantize_folder(Job(source, tmp_path / "out", dataclasses.replace(METHODS["rtn"], lm_head="int8")))
+    first, last = check_stages(tmp_path / "out", our_logits)
+    assert isinstance(last.head, StoredHead)
+    assert not isinstance(first.head, StoredHead)
 
 
 @given(layers=st.lists(st.integers(1, 9), min_size=1, max_size=7), head=st.integers(0, 30), data=st.data())
