@@ -348,7 +348,7 @@ for tokens in (500, 2000, 8192):
 
 # %% [markdown] name="errata-headroom"
 # **"It fits, so it can be served."** (E02.9) A load that fills the memory at the start overflows as it grows, because
-# each running request adds a token per step. The run above started six requests and could not keep all of them running.
+# each running request adds a token per step. The run above had to stop a request that it had started.
 
 # %% [markdown] name="next-text"
 # ### What you can add to your own cache
