@@ -387,7 +387,7 @@ print(
 widgets.table(rows, ["k", "drafts kept", "tokens a step", "v", "c", "by formula, decoding", "measured, whole run"])
 
 # %% [markdown] name="exercise-reading"
-# The draft model costs more than its bytes say, between a fifth more and three times as much in the runs that we took: on a CPU, and for models this small
+# The draft model costs more than its bytes say, between a fifth more and nearly four times as much in the runs that we took: on a CPU, and for models this small
 # on a GPU too, a pass has fixed costs (launches, Python, layout of a batch), and it also computes the text's own tokens. One draft a step gains only where
 # its tokens are more than v(1) + c: the line above the table has both. On a large machine by formula, an 8B for a 70B on four
 # H100 (the draft model reads with one GPU's bandwidth, the target with that of four, so c is not the ratio of the sizes):
