@@ -8,8 +8,9 @@ certain. `generate` runs some to the end; `stream` gives the text of one as it g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -176,6 +177,9 @@ class Generation:
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a text, or token ids) or several, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    return [cast(Prompt, prompts)] if prompts and isinstance(prompts[0], int) else list(cast(Sequence[Prompt], prompts))
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"a prompt: expected a text or a sequence of token ids, got {prompts!r}")
+    if isinstance(prompts, str | bytes):  # bytes are refused by name when they are encoded
+        return [cast(Prompt, prompts)]
+    each = list(cast(Sequence[Prompt], prompts))
+    return [cast(Prompt, prompts)] if each and isinstance(each[0], Integral) else each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,12 @@ class PromptEncoder:
         self.tokenizer = None if folder is None else _read_tokenizer(folder)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return self.tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
+        """The token ids of a prompt. TypeError for what is neither a text nor a sequence."""
+        if isinstance(prompt, str):
+            return self.tokens_of(prompt)
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise TypeError(f"a prompt: expected a text or a sequence of token ids, got {prompt!r}")
+        return list(prompt)
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:
         if self.tokenizer is None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -127,6 +128,19 @@ def test_a_prompt_that_cannot_be_served_is_refused_and_its_neighbours_are_not_le
     with pytest.raises(ValueError, match=message):
         list(llm.stream(prompt, GREEDY))
     assert is_idle(llm.engine)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"a", [b"a"], [None], ["a", 1.5], [bytearray(b"a")]], ids=repr)
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(TypeError, match="a prompt: expected a text or a sequence of token ids, got "):
+        llm.generate(prompt, GREEDY)
+    assert is_idle(llm.engine)
+
+
+def test_an_array_of_ids_is_one_prompt(llm: LLM) -> None:
+    expected = llm.generate([5, 9], GREEDY)[0].token_ids
+    assert llm.generate(np.array([5, 9]), GREEDY)[0].token_ids == expected
+    assert [output.token_ids for output in llm.generate([np.array([5, 9]), [5, 9]], GREEDY)] == [expected] * 2
 
 
 def test_the_longest_prompt_that_fits_gets_one_token(llm: LLM) -> None:
