@@ -313,7 +313,8 @@ widgets.table(rows, ["tensor", "largest / rms", "INT8", "E4M3", "E5M2", "E4M3 ov
 # %% [markdown] name="measure-reading"
 # Equal steps are finer where the largest value is not far from the typical one. A float's *relative* step is the same at
 # every size, so an outlier costs it little: its error hardly changes from row to row of the table. INT8's is four times
-# as large where the largest is 30 times the rms. E5M2 has a mantissa bit less, so twice the error, and more range than a scaled tensor can use.
+# as large for the inputs of the down projection as for normal numbers. E5M2 has a mantissa bit less, so twice the error,
+# and more range than a scaled tensor can use.
 #
 # The same trade at 4 bits, with the scale's own format as a second choice: MXFP4 has a power of two (E8M0) for every 32
 # values, NVFP4 an E4M3 number for every 16. **How many times as large is MXFP4's error on normal numbers as NVFP4's?**

@@ -192,7 +192,7 @@ def test_the_executor_refuses_what_it_cannot_compute(kind: Any, random_model) ->
         ({"head_dim": 0}, "head_dim: expected a whole number"),
         ({"block_size": 16.5}, "block_size: expected a whole number"),
         ({"window": 0}, "window: expected a whole number of at least 1, got 0"),
-        ({"layers": (0, 1, 2)}, r"layers: expected 2 \(num_layers\), or none, got \(0, 1, 2\)"),
+        ({"layers": (0, 1, 2)}, r"layers: expected at most 2 \(num_layers\), or none, got \(0, 1, 2\)"),
         ({"bits_per_zero_point": 8}, "bits_per_zero_point: expected 0 without scales"),
         ({"kind": ["kv"]}, r"kind: expected one of kv, latent, state, got \['kv'\]"),
     ],
