@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import check_split, load_worker
@@ -26,7 +26,7 @@ from reference_impl.features.parallel.stages import StageModel, Stages
 from reference_impl.features.parallel.threads import ThreadGroup, ThreadRank
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor
-from reference_impl.models.checkpoints import read_config
+from reference_impl.models.checkpoints import is_gguf, read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
@@ -49,6 +49,8 @@ def ranked_engine(
     parts = parts or Parts()
     check_split(config, parts, make_parts)
     _check_divided(config, parts, device)
+    if is_gguf(folder):
+        raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use one")
     size = config.tensor_parallel_size
     division: Division = EveryRank()
     part: Part = partial(RankModel, by_expert=config.enable_expert_parallel)

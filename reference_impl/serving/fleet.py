@@ -75,8 +75,13 @@ class Fleet:
                 if (left := self._engine_of.pop(number, None)) is not None:
                     self.engines[left].send(command)
             case "ask", number, name, arguments:
-                self._asked[number] = asked = _Asked(name, arguments, set(self.serving))
-                for engine in sorted(asked.waits):
+                # A failed engine whose process lives still answers what is asked of its past.
+                able = self.serving or {n for n, engine in enumerate(self.engines) if engine.is_alive}
+                if not able:
+                    self._receive(("answer", number, None, "no engine serves"))
+                    return
+                self._asked[number] = _Asked(name, arguments, set(able))
+                for engine in sorted(able):
                     self.engines[engine].send(("ask", number, name, _own(engine, name, arguments)))
 
     def _routed(self, request_id: str, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> int:

@@ -119,6 +119,13 @@ async def test_when_none_serves_the_fleet_restarts_or_has_failed() -> None:
     assert b.said[1:] == [("restarting", "restarting (try 1 of 3): killed"), ("restarted",)]
     b.engines[1].say(("failed", "killed again"))
     assert b.said[-1] == ("failed", "engine 0: a bad step; engine 1: killed again")
+    b.engines[0].is_alive = False
+    b.fleet.send(("ask", 5, "metrics", ()))  # the other one's process lives
+    assert b.engines[0].got == []
+    assert b.engines[1].got == [("ask", 5, "metrics", ())]
+    b.engines[1].is_alive = False
+    b.fleet.send(("ask", 6, "metrics", ()))
+    assert b.said[-1] == ("answer", 6, None, "no engine serves"), "and not waited for without end"
 
 
 @in_a_loop

@@ -11,8 +11,9 @@ weights is computed from that row, of which a rank then keeps its columns.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
 from reference_impl.features.parallel.shares import RankShares, Share, expected, shares_of
 from reference_impl.interfaces import TensorSpec
-from reference_impl.models.loader import Cut, Destination, part_tensors, weight_files, whole_name
+from reference_impl.models.loader import CheckpointError, Cut, Destination, part_tensors, weight_files, whole_name
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.quantization.head import all_linears
 from reference_impl.models.quantization.methods import Quantized
@@ -199,16 +201,22 @@ def bytes_of_layers(folder: Path, num_layers: int) -> tuple[list[int], int]:
     """The bytes in a folder's files of each layer, and of the lm_head, or of an embedding in its place."""
     layers, others = [0] * num_layers, dict.fromkeys(("lm_head", "model.embed_tokens"), 0)
     for file in weight_files(folder):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, found in header.items():
+        try:
+            with safe_open(file, framework="pt") as handle:
+                found = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (not a dict)
+                sizes = {name: num_bytes(each.get_shape(), each.get_dtype()) for name, each in found.items()}
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
+        for name, size in sizes.items():
             words = whole_name(name).split(".")
-            if name == "__metadata__":
-                continue
-            start, end = found["data_offsets"]
             if words[:2] == ["model", "layers"] and words[2].isdecimal() and int(words[2]) < num_layers:
-                layers[int(words[2])] += end - start
-            else:
-                kind = ".".join(words[:-1])
-                others |= {kind: others[kind] + end - start} if kind in others else {}
+                layers[int(words[2])] += size
+            elif (kind := ".".join(words[:-1])) in others:
+                others[kind] += size
     return layers, others["lm_head"] or others["model.embed_tokens"]
+
+
+def num_bytes(shape: Sequence[int], dtype: str) -> int:
+    """The bytes of a tensor. dtype: its name in safetensors, with its bits, such as "BF16"; BOOL has 8."""
+    bits = re.search(r"\d+", dtype)
+    return math.prod(shape) * (8 if bits is None else int(bits[0])) // 8

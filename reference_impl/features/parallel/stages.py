@@ -131,6 +131,8 @@ class Stages:
 
     def reply(self, step: int, replies: Sequence[Reply]) -> Reply:
         """That of the last stage."""
+        for given_up in [number for number in self._rows if number < step]:  # its masks never came
+            del self._rows[given_up]
         for (row, request), tokens in zip(self._rows.pop(step), replies[-1].tokens, strict=True):
             if tokens and self._requests.get(row.slot) is request and not request.holds:
                 self._new[row.slot] = Appended(row.slot, row.start + row.num_tokens, tokens)

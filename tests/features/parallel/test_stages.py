@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import shutil
 import signal
 import threading
 from array import array
@@ -158,6 +159,22 @@ def test_the_last_of_equal_stages_has_fewer_layers_for_its_head() -> None:
     assert [len(stage) for stage in stages_of([10] * 8, 40, 2)] == [5, 3]
     with pytest.raises(ValueError, match="pipeline_parallel_size: expected at most 8, the layers of this model, got 9"):
         stages_of([10] * 8, 40, 9)
+
+
+def test_a_file_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    shutil.copytree(course_model("draft"), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"{file}: not a complete safetensors file"):
+        ranked_engine(tmp_path / "model", CONFIG, ranks="threads")
+
+
+@pytest.mark.parametrize("layout", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_a_gguf_file_is_refused_by_name(layout: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=f"{file}: a GGUF file is not divided among ranks"):
+        ranked_engine(file, EngineConfig(num_blocks=40, **{layout: 2}), ranks="threads")
 
 
 def test_a_stage_does_not_read_what_others_have(save: Any) -> None:  # noqa: F811
