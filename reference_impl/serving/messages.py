@@ -21,10 +21,10 @@ _CALL = {
     "properties": {
         "id": {"type": ["string", "null"]}, "type": {"enum": ["function", None]},
         "function": {
-            "type": "object", "required": ["name", "arguments"],
+            "type": "object", "required": ["name"],
             "properties": {
                 "name": {"type": "string"},
-                "arguments": {"type": ["string", "object"], "description": "as written: JSON, or any text"},
+                "arguments": {"type": ["string", "object", "null"], "description": "as written: JSON, or any text"},
             },
         },
     },

@@ -124,12 +124,14 @@ def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         if not isinstance(call.get("id"), str | None):
             raise MessageError(f"{place}.{number}.id", f"expected a text, got {json.dumps(call['id'])[:100]}")
         arguments = function.get("arguments")
+        if arguments in (None, ""):
+            arguments = "{}"  # as in vLLM: some clients write a call without arguments so
         if not isinstance(arguments, str | dict):
-            said = "nothing" if arguments is None else json.dumps(arguments)[:100]
             expected = "expected a text, or a JSON object"
-            raise MessageError(f"{place}.{number}.function.arguments", f"{expected}, got {said}")
-        if isinstance(arguments, str):
-            function["arguments"] = _arguments(arguments)
+            raise MessageError(
+                f"{place}.{number}.function.arguments", f"{expected}, got {json.dumps(arguments)[:100]}"
+            )
+        function["arguments"] = _arguments(arguments) if isinstance(arguments, str) else arguments
     return calls
 
 
@@ -137,11 +139,11 @@ def _arguments(text: str) -> Arguments | str:
     """The arguments as an object; the text itself where it is not a JSON object that a prompt can show: a model wrote
     it, and one that was cut off stays in the history of its conversation."""
     try:
-        found = plain(json.loads(text or "{}"), "")
+        found = plain(json.loads(text), "")
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # no JSON, numbers of thousands of digits, too deep, half a character
         return text
-    return Arguments(found, text or "{}") if isinstance(found, dict) else text
+    return Arguments(found, text) if isinstance(found, dict) else text
 
 
 def tried(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:

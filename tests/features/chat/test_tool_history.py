@@ -65,6 +65,15 @@ def test_a_template_that_writes_arguments_as_text_writes_what_was_sent(
     assert encoder.chat_text(history(text), chat_template=template + "{% endfor %}{% endfor %}") == text
 
 
+def test_a_call_without_arguments_has_none_to_give(encoder: ChatEncoder) -> None:
+    """As in vLLM: null, an empty text, and a call that does not name them are calls without arguments."""
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}"
+    nameless = history(None)
+    del nameless[1]["tool_calls"][0]["function"]["arguments"]
+    for messages in (history(None), history(""), history({}), nameless):
+        assert encoder.chat_text(messages, chat_template=template + "{% endfor %}") == "{}"
+
+
 def test_one_that_takes_an_object_takes_it(encoder: ChatEncoder) -> None:
     template = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
