@@ -79,7 +79,8 @@ class EngineConfig:
     step_seconds: for a worker in a process of its own: a step that is not answered after so many seconds is an error,
     and the worker is ended. Of several ranks, how long none of them may come to a collective, but at most 30.
     tensor_parallel_size: how many ranks divide the model, each with a part of every layer (features/parallel).
-    pipeline_parallel_size: how many stages divide the model, each a rank with some of the layers. Not both of the two.
+    pipeline_parallel_size: how many stages divide the model, each with some of the layers. With both options each
+    stage has tensor_parallel_size ranks.
     enable_expert_parallel: of a mixture of experts each rank has some experts, whole, and not columns of each; for
     tensor_parallel_size above 1.
     """

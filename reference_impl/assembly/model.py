@@ -44,8 +44,7 @@ from reference_impl.models.quantization.head import all_linears, decoded_embeddi
 from reference_impl.models.sizes import check_sizes
 
 if TYPE_CHECKING:
-    from reference_impl.features.parallel.model import RankModel
-    from reference_impl.features.parallel.stages import StageModel
+    from reference_impl.features.parallel.model import ModelPart
     from reference_impl.models.quantization.layouts import Layout
 
 CPU = torch.device("cpu")
@@ -61,7 +60,7 @@ def load_model(
     kernels: Asked = "auto",
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
-    rank: RankModel | StageModel | None = None,
+    rank: ModelPart | None = None,
 ) -> Decoder:
     """Loads a model from a Hugging Face folder or a GGUF file: reads its config and weights. dtype None keeps the
     checkpoint's own; kernels: see `choose_backend`.

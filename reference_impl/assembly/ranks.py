@@ -1,7 +1,7 @@
 """An engine whose model is divided among ranks: processes of this machine, or threads of this one.
 
-Each rank is a worker half like any other, with its part of every layer (tensor parallelism) or with some of the layers
-(pipeline parallelism); the planner half is here.
+Each rank is a worker half like any other, with its part of every layer (tensor parallelism), with some of the layers
+(pipeline parallelism), or with its part of some; the planner half is here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import check_split, load_worker
-from reference_impl.features.parallel.group import Division, EveryRank, RankExecutor, RankProcesses, RankThreads
+from reference_impl.features.parallel.group import RankExecutor, RankProcesses, RankThreads
 from reference_impl.features.parallel.loading import bytes_of_layers
-from reference_impl.features.parallel.model import RankModel
+from reference_impl.features.parallel.meeting import Meeting
+from reference_impl.features.parallel.model import ModelPart
 from reference_impl.features.parallel.shared_memory import Board, SharedMemoryRank, supported
 from reference_impl.features.parallel.shares import stages_of
-from reference_impl.features.parallel.stages import StageModel, Stages
-from reference_impl.features.parallel.threads import ThreadGroup, ThreadRank
+from reference_impl.features.parallel.stages import Stages, part_of
+from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor
 from reference_impl.models.checkpoints import is_gguf, read_config
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
 
 MOST_SECONDS = 30  # between two collectives
+Part: TypeAlias = Callable[[Meeting], ModelPart]
 Load: TypeAlias = Callable[..., tuple[Executor, Facts]]
-Part: TypeAlias = Callable[..., RankModel | StageModel]
 
 
 def ranked_engine(
@@ -41,7 +42,7 @@ def ranked_engine(
     make_parts: Callable[[], Parts] | None = None, quantization: Quantizations = "none",
     ranks: Literal["processes", "threads"] = "processes",
 ) -> Engine:  # fmt: skip
-    """An engine with config.tensor_parallel_size ranks, or as many as pipeline_parallel_size. Other arguments: see
+    """An engine with config.tensor_parallel_size ranks in each of pipeline_parallel_size stages. Other arguments: see
     `split_engine`.
 
     ValueError for what is not divided among ranks yet, and where heads, layers or groups of weights cannot be.
@@ -51,19 +52,17 @@ def ranked_engine(
     _check_divided(config, parts, device)
     if is_gguf(folder):
         raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use one")
-    size = config.tensor_parallel_size
-    division: Division = EveryRank()
-    part: Part = partial(RankModel, by_expert=config.enable_expert_parallel)
-    if (num_stages := config.pipeline_parallel_size) > 1:
-        layers = stages_of(*bytes_of_layers(folder, read_config(folder, quantized=True).num_layers), num_stages)
-        size, division, part = num_stages, Stages(num_stages), partial(StageModel, layers=layers)
+    stages, layers = Stages(config.pipeline_parallel_size, config.tensor_parallel_size), None
+    if stages.num_stages > 1:
+        layers = stages_of(*bytes_of_layers(folder, read_config(folder, quantized=True).num_layers), stages.num_stages)
+    part: Part = partial(part_of, layers=layers, by_expert=config.enable_expert_parallel)
     config = dataclasses.replace(config, attention="torch", graphs="off")
     seconds = min(config.step_seconds, MOST_SECONDS)
     load = partial(load_worker, folder, dtype, device, config, make_parts, quantization)
     if ranks == "threads":
-        group = ThreadGroup(size, seconds if num_stages == 1 else config.step_seconds)
+        group = ThreadGroup(stages.size, seconds if layers is None else config.step_seconds, stages.width)
         executor: RankProcesses | RankThreads = RankThreads(
-            [partial(_rank, load, part, group.rank(rank)) for rank in range(size)], group, division
+            [partial(_rank, load, part, group.rank(rank)) for rank in range(stages.size)], group, stages
         )
     else:
         if not supported():
@@ -71,9 +70,12 @@ def ranked_engine(
                 f"{_asked(config)} on {platform.system()} {platform.machine()}: expected Linux on x86-64, "
                 "whose cores see what another core wrote in its order: worker='threads' has ranks in this process"
             )
-        board = Board(size)
-        makes = [partial(_rank_process, load, part, rank, size, board.path, seconds) for rank in range(size)]
-        executor = RankProcesses(makes, board, seconds, division)
+        board = Board(stages.size)
+        makes = [
+            partial(_rank_process, load, part, rank, stages.size, stages.width, board.path, seconds)
+            for rank in range(stages.size)
+        ]
+        executor = RankProcesses(makes, board, seconds, stages)
     try:
         return Engine(executor.facts.model, config, dataclasses.replace(parts, executor=executor))
     except BaseException:
@@ -81,28 +83,30 @@ def ranked_engine(
         raise
 
 
-def _rank_process(load: Load, part: Part, rank: int, size: int, board: Path, seconds: float) -> tuple[Executor, Facts]:
+def _rank_process(
+    load: Load, part: Part, rank: int, size: int, width: int, board: Path, seconds: float
+) -> tuple[Executor, Facts]:
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // size))
     # The planner ends all ranks first, with a better message: it knows them all.
-    return _rank(load, part, SharedMemoryRank(rank, Board(size, board), 2 * seconds))
+    return _rank(load, part, SharedMemoryRank(rank, Board(size, board), 2 * seconds, width))
 
 
-def _rank(load: Load, part: Part, rank: SharedMemoryRank | ThreadRank) -> tuple[Executor, Facts]:
+def _rank(load: Load, part: Part, rank: Meeting) -> tuple[Executor, Facts]:
     executor, facts = load(rank=part(rank))
     return RankExecutor(executor, rank), facts
 
 
 def _asked(config: EngineConfig) -> str:
-    tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    return f"tensor_parallel_size={tensor}" if stages == 1 else f"pipeline_parallel_size={stages}"
+    sizes = {name: getattr(config, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
 
 def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
     """Raises ValueError, by name, for options that do not go with ranks."""
     asked, store, stages = _asked(config), type(parts.page_store).__name__, config.pipeline_parallel_size > 1
-    tensor, drafts = config.tensor_parallel_size, parts.host_proposer is not None or config.num_drafts
+    drafts = parts.host_proposer is not None or config.num_drafts
     drafting, method = "is tried by all stages, and only the last one knows", config.speculative
     wrong = [
         (config.attention in ("triton", "compiled"), f"attention={config.attention!r}", "its products are joined"),
@@ -110,7 +114,6 @@ def _check_divided(config: EngineConfig, parts: Parts, device: str) -> None:
         (config.graphs == "on", "graphs='on'", "CUDA graphs of collectives are not captured"),
         (device != "cpu", f"device={device!r}", "there is no transport between GPUs; device='cpu' has ranks on CPUs"),
         (parts.page_store is not None, f"Parts.page_store, {store}", "its pages would hold the heads of one rank"),
-        (stages and tensor > 1, f"tensor_parallel_size={tensor}", "stages that are divided are not there yet"),
         (stages and method != "off", f"speculative={method!r}", f"a draft {drafting} which were right"),
         (stages and method == "off" and bool(drafts), "drafts", f"a draft {drafting} which were right"),
     ]

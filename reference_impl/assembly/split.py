@@ -21,13 +21,12 @@ from reference_impl.models.checkpoints import read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
-    from reference_impl.features.parallel.model import RankModel
-    from reference_impl.features.parallel.stages import StageModel
+    from reference_impl.features.parallel.model import ModelPart
 
 
 def load_worker(
     folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None,
-    quantization: Quantizations = "none", rank: RankModel | StageModel | None = None,
+    quantization: Quantizations = "none", rank: ModelPart | None = None,
 ) -> tuple[Executor, Facts]:  # fmt: skip
     """Loads the model in `folder`, or a rank's part of it, into a worker half; returns its executor and its facts."""
     import torch

@@ -53,7 +53,11 @@ class Messages(Protocol):
 
     rank: int
     size: int
-    step: int  # of the engine, for messages of errors
+
+    @property
+    def step(self) -> int:
+        """The engine's step, for messages of errors."""
+        ...
 
     def send(self, x: Tensor, to: int) -> None:
         """Leaves a copy for rank `to`."""

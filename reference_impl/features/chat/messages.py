@@ -128,9 +128,7 @@ def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
             arguments = "{}"  # as in vLLM: some clients write a call without arguments so
         if not isinstance(arguments, str | dict):
             expected = "expected a text, or a JSON object"
-            raise MessageError(
-                f"{place}.{number}.function.arguments", f"{expected}, got {json.dumps(arguments)[:100]}"
-            )
+            raise MessageError(f"{place}.{number}.function.arguments", f"{expected}, got {json.dumps(arguments)[:100]}")
         function["arguments"] = _arguments(arguments) if isinstance(arguments, str) else arguments
     return calls
 

@@ -1,7 +1,7 @@
 """The ranks of a group as one executor.
 
 A rank that is lost, late or wrong ends the group, and the error names what all the others wait for, not who noticed.
-What each rank gets of a step, and what their replies make together, is for a `Division` to say.
+What each rank gets of a step, and what their replies make together, is for `Stages` to say.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
 from reference_impl.features.parallel.meeting import Meeting
 from reference_impl.features.parallel.shared_memory import Board
+from reference_impl.features.parallel.stages import Stages, check_alike
 from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.facts import Facts, combined
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
@@ -67,65 +68,17 @@ class RankReport(NamedTuple):
     resident: int | None
 
 
-class Division(Protocol):
-    """How the ranks of a group share the work."""
-
-    num_stages: int  # steps that may be in flight, see `RunsStages`
-
-    def steps(self, step: Step, size: int) -> Sequence[Step]:
-        """What each rank gets of a step."""
-        ...
-
-    def samplers(self, size: int) -> Sequence[int]:
-        """The ranks that sample, and so take masks."""
-        ...
-
-    def reply(self, step: int, replies: Sequence[Reply]) -> Reply:
-        """What the replies of all ranks make together. WorkerError if they contradict each other."""
-        ...
-
-    def late(self, board: Board, step: int, within: str, unanswered: Sequence[int]) -> tuple[Sequence[int], str]:
-        """The ranks that all others wait for, and what they did not do; none where that is not known. within: a time,
-        for the text; unanswered: the ranks whose reply is awaited."""
-        ...
-
-
-class EveryRank:
-    """Every rank gets every step, and their replies must agree (tensor parallelism)."""
-
-    num_stages = 1
-
-    def steps(self, step: Step, size: int) -> Sequence[Step]:
-        return [step] * size
-
-    def samplers(self, size: int) -> Sequence[int]:
-        return range(size)
-
-    def reply(self, step: int, replies: Sequence[Reply]) -> Reply:
-        _alike(step, [reply.tokens for reply in replies], "tokens")
-        return replies[0]
-
-    def late(self, board: Board, step: int, within: str, unanswered: Sequence[int]) -> tuple[Sequence[int], str]:
-        """Those that came to the fewest meetings."""
-        late, call = board.waited_for()
-        if late:
-            return late, f"did not come to {call}{within}, for which all others wait"
-        if 0 < len(unanswered) < board.size:  # it stopped behind the step's last meeting
-            return unanswered, f"did not answer step {step}{within}, and all others did"
-        return (), ""
-
-
 class RankGroup:
     """What groups of processes and of threads have in common. facts: see `combined`; of all ranks the least."""
 
     max_in_flight = 1
     facts: Facts
-    division: Division
+    stages: Stages
     ended = ""  # by what; nothing can be submitted any more
 
     @property
     def num_stages(self) -> int:
-        return self.division.num_stages
+        return self.stages.num_stages
 
     def _check_goes_on(self, step: int) -> None:
         if self.ended:
@@ -141,8 +94,8 @@ class RankProcesses(RankGroup):
     """makes: for each rank a function that is called in its process, see `WorkerProcess`. seconds: how long a step may
     go on without any rank coming to a meeting. ValueError or WorkerError if a rank does not start."""
 
-    def __init__(self, makes: Sequence[Make], board: Board, seconds: float, division: Division):
-        self.board, self.seconds, self.division = board, seconds, division
+    def __init__(self, makes: Sequence[Make], board: Board, seconds: float, stages: Stages):
+        self.board, self.seconds, self.stages = board, seconds, stages
         self.ranks: list[WorkerProcess] = []
         self._waits: int | None = None  # the step that waits for masks
         try:
@@ -162,22 +115,21 @@ class RankProcesses(RankGroup):
     def submit(self, step: Step) -> int:
         self._check_goes_on(step.step_id)
         if self._waits is not None:  # its masks never came, so it is not collected: who did not wait has answered
-            samplers = self.division.samplers(len(self.ranks))
-            for rank in (rank for rank in self.ranks if rank.rank not in samplers):
+            for rank in self.ranks[: self.stages.last.start]:
                 self._or_end(self._waits, rank.collect, self._waits)
         self._waits = step.step_id if step.takes_masks else None
-        for rank, own in zip(self.ranks, self.division.steps(step, len(self.ranks)), strict=True):
+        for rank, own in zip(self.ranks, self.stages.steps(step), strict=True):
             self._or_end(step.step_id, rank.submit, own)
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
         self._waits = None
-        for rank in self.division.samplers(len(self.ranks)):
+        for rank in self.stages.last:
             self._or_end(ticket, self.ranks[rank].finish, ticket, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
         found = [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks]
-        return self._or_end(ticket, _alike, ticket, found, "drafts")
+        return self._or_end(ticket, check_alike, ticket, range(len(found)), found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
         replies: dict[int, Reply] = {}
@@ -189,7 +141,7 @@ class RankProcesses(RankGroup):
             for rank in waiting:
                 if rank.fileno() in answered:
                     replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
-        return self._or_end(ticket, self.division.reply, ticket, [replies[rank.rank] for rank in self.ranks])
+        return self._or_end(ticket, self.stages.reply, ticket, [replies[rank.rank] for rank in self.ranks])
 
     def reports(self) -> list[RankReport]:
         """What each rank did since it began."""
@@ -216,7 +168,7 @@ class RankProcesses(RankGroup):
     def _end(self, step: int, within: str, error: WorkerError | None, unanswered: Sequence[int] = ()) -> NoReturn:
         """Ends all ranks, since none of them can go on without the others, and raises what is known. unanswered: the
         ranks whose reply is awaited."""
-        late, what = self.division.late(self.board, step, within, unanswered)
+        late, what = self.stages.late(self.board, step, within, unanswered)
         said = [] if error is None else [str(error)]
         if late:
             said.append(" and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in late) + f" {what}")
@@ -232,8 +184,8 @@ class RankProcesses(RankGroup):
 class RankThreads(RankGroup):
     """The same with ranks that are threads. makes: for each rank a function that is called in its thread."""
 
-    def __init__(self, makes: Sequence[Make], group: ThreadGroup, division: Division):
-        self.group, self.division = group, division
+    def __init__(self, makes: Sequence[Make], group: ThreadGroup, stages: Stages):
+        self.group, self.stages = group, stages
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(len(makes))]
         self._running: dict[int, list[Future[Any]]] = {}  # by step, of each rank
         self._waits: int | None = None  # the step that waits for masks
@@ -251,16 +203,15 @@ class RankThreads(RankGroup):
         if self._waits is not None:  # its masks never came
             del self._running[self._waits]
         self._waits = step.step_id if step.takes_masks else None
-        steps = self.division.steps(step, len(self.executors))
         self._running[step.step_id] = [
             thread.submit(_do, executor, own)
-            for thread, executor, own in zip(self._threads, self.executors, steps, strict=True)
+            for thread, executor, own in zip(self._threads, self.executors, self.stages.steps(step), strict=True)
         ]
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
         self._waits, running = None, self._running[ticket]
-        for rank in self.division.samplers(len(self.executors)):
+        for rank in self.stages.last:
             begun = running[rank]
             running[rank] = self._threads[rank].submit(_finish, self.executors[rank], begun, masks)
 
@@ -268,12 +219,12 @@ class RankThreads(RankGroup):
         runs, found = self._all(self._running[ticket]), list[Any]()
         for rank, executor in enumerate(self.executors):  # one after another: all ask the same grammar
             found += self._all([self._threads[rank].submit(executor.show_drafts, runs[rank], ask)])  # type: ignore[attr-defined]
-        return self._or_end(_alike, ticket, found, "drafts")
+        return self._or_end(check_alike, ticket, range(len(found)), found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
         if self._waits == ticket:
             raise RuntimeError(f"step {ticket} was submitted with takes_masks: call finish before collect")
-        return self._or_end(self.division.reply, ticket, self._all(self._running.pop(ticket)))
+        return self._or_end(self.stages.reply, ticket, self._all(self._running.pop(ticket)))
 
     def close(self) -> None:
         """Ends all threads; idempotent."""
@@ -307,15 +258,6 @@ class RankThreads(RankGroup):
         self.group.end()
         for thread in self._threads:
             thread.shutdown()
-
-
-def _alike(step: int, found: Sequence[Any], what: str) -> Any:
-    for rank, each in enumerate(found):
-        if each != found[0]:
-            raise WorkerError(
-                f"step {step}: rank {rank} has other {what} than rank 0: {each} and {found[0]}", step, rank
-            )
-    return found[0]
 
 
 def _do(executor: Executor, step: Step) -> Any:

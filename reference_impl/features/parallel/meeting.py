@@ -7,7 +7,7 @@ What a rank shows is copied once, and read by each of the others: one round for 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -19,10 +19,13 @@ ROUNDED = (torch.float16, torch.bfloat16)  # sums of these are taken in float32,
 
 
 class Meeting(ABC):
-    """`Collectives` by way of `meet`. step: of the engine, for messages."""
+    """`Collectives` by way of `meet`, and messages. place: the rank's number among all of an engine's ranks, to which
+    messages go; those of `size` places in a row meet, and rank is its number among them. step: of the engine, for
+    messages of errors."""
 
-    def __init__(self, rank: int, size: int):
-        self.rank, self.size = rank, size
+    def __init__(self, place: int, num_places: int, size: int | None = None):
+        self.place, self.num_places, self.size = place, num_places, size or num_places
+        self.rank = place % self.size
         self.num_calls = self.num_bytes = 0
         self.num_expert_rows = 0  # (token, expert) pairs that this rank's experts computed
         self.step = 0
@@ -31,6 +34,23 @@ class Meeting(ABC):
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         """Shows x to all ranks; returns what each shows, contiguous and on the device of x, to be read before this rank
         makes its next call. CollectiveError for a call of another name on any rank."""
+
+    @abstractmethod
+    def send(self, x: Tensor, to: int) -> None:
+        """Leaves a copy for the rank at another place."""
+
+    @abstractmethod
+    def recv(self, source: int) -> Tensor:
+        """The next tensor from the rank at that place. CollectiveError where none comes in time."""
+
+    @abstractmethod
+    def go_on(self) -> None:
+        """Counts this rank as at work, for the deadline that the planner keeps."""
+
+    @property
+    def met(self) -> range:
+        """The places of the ranks that meet here."""
+        return range(self.place - self.rank, self.place - self.rank + self.size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         found = self._show("all_reduce", x)
@@ -83,7 +103,9 @@ class Meeting(ABC):
 
     def _check_alike(self, call: str, found: Sequence[Tensor]) -> None:
         if len({(each.shape, each.dtype) for each in found}) > 1:
-            shapes = ", ".join(f"rank {rank} {list(x.shape)} {x.dtype}" for rank, x in enumerate(found))
+            shapes = ", ".join(
+                f"rank {place} {list(x.shape)} {x.dtype}" for place, x in zip(self.met, found, strict=True)
+            )
             raise CollectiveError(f"{call} of step {self.step}: expected one shape and dtype everywhere, got {shapes}")
 
     def _sum(self, found: Sequence[Tensor]) -> Tensor:
@@ -94,8 +116,8 @@ class Meeting(ABC):
         return reduce(torch.add, found)
 
 
-def check_calls(calls: Sequence[str], step: int) -> None:
-    """Raises CollectiveError, which names all calls, if ranks made different ones."""
-    if len(set(calls)) > 1:
-        made = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
+def check_calls(calls: Mapping[int, str], step: int) -> None:
+    """Raises CollectiveError, which names all calls, if ranks made different ones. calls: by place."""
+    if len(set(calls.values())) > 1:
+        made = ", ".join(f"rank {place} {call}" for place, call in calls.items())
         raise CollectiveError(f"step {step}: the ranks made different calls, so they are not alike any more: {made}")

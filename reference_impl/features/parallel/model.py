@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +35,39 @@ from reference_impl.models.quantization.methods import Fp8
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
+Built: TypeAlias = tuple[Decoder, dict[str, Destination]]
+
+
+class ModelPart(Protocol):
+    """How a part of a model is made: `config_of`, `shrink`, `cut` and `join`, in this order, once."""
+
+    def config_of(self, whole: ModelConfig) -> ModelConfig:
+        """The config of this part, with fewer heads and columns, or with fewer layers."""
+        ...
+
+    def refusal(self, wrong: ValueError, built: Callable[[ModelConfig], Built]) -> Exception:
+        """What to raise where the part cannot be built. built: makes a model without memory, and its destinations."""
+        ...
+
+    def shrink(self, model: Decoder) -> None:
+        """Gives up the room for what others have of the embedding and the lm_head of a model without weights."""
+        ...
+
+    def leaves(self, name: str) -> bool:
+        """Whether a tensor of the checkpoint is of other parts alone."""
+        ...
+
+    def cut(self, model: Decoder, table: dict[str, Destination]) -> tuple[dict[str, Destination], dict[str, Cut]]:
+        """The destinations of this part, and what is read of each tensor: see `cut_table`."""
+        ...
+
+    def join(self, model: Decoder) -> None:
+        """Connects the part with the others. The model has its weights."""
+        ...
+
+
 class RankModel:
-    """How a rank's model is made: `config_of`, `shrink`, `cut` and `join`, in this order, once. by_expert: see
-    `shares_of`.
+    """A part of each layer: a `ModelPart`. by_expert: see `shares_of`.
 
     ValueError where the model's heads, its columns or groups of its weights cannot be divided.
     """
@@ -46,16 +76,12 @@ class RankModel:
         self.collectives, self.by_expert = collectives, by_expert
 
     def config_of(self, whole: ModelConfig) -> ModelConfig:
-        """The config of this rank's model, with fewer heads and columns."""
         self.whole, self.everyone = whole, shares_of(whole, self.collectives.size, self.by_expert)
         self.shares = self.everyone[self.collectives.rank]
         return self.shares.config_of(whole)
 
-    def refusal(
-        self, wrong: ValueError, built: Callable[[ModelConfig], tuple[Decoder, dict[str, Destination]]]
-    ) -> Exception:
-        """What to raise where this rank's model cannot be built: with the numbers of ranks that can be, if it is the
-        sizes of its part that are wrong. built: makes a model without memory, and its destinations."""
+    def refusal(self, wrong: ValueError, built: Callable[[ModelConfig], Built]) -> Exception:
+        """Names the numbers of ranks that can be built, if it is the sizes of its part that are wrong."""
         fit = []
         for size in range(1, self.collectives.size + 1):
             with suppress(ValueError):
@@ -68,7 +94,6 @@ class RankModel:
         return ValueError(f"{wrong}. This is a rank's part; {expected(fit)}")
 
     def shrink(self, model: Decoder) -> None:
-        """Makes room for this rank's tokens only, in the embedding and the lm_head of a model without weights."""
         if isinstance(model.head, StoredHead):
             raise ValueError("an lm_head that comes quantized is not divided among ranks: use tensor_parallel_size=1")
         model.embedding = model.embedding.new_empty(self.shares.vocabulary.length, model.config.hidden_size)
@@ -76,16 +101,15 @@ class RankModel:
             model.lm_head = torch.empty_like(model.embedding)
 
     def leaves(self, name: str) -> bool:
-        """Whether a tensor is not read at all: where experts are divided, those of other ranks are not."""
+        """Where experts are divided, those of other ranks are not read."""
         found, own = _EXPERT.search(name), self.shares.experts
         return found is not None and own is not None and int(found[1]) - own.start not in range(own.length)
 
     def cut(self, model: Decoder, table: dict[str, Destination]) -> tuple[dict[str, Destination], dict[str, Cut]]:
-        """The destinations of this rank's model, and what is read of each tensor: see `cut_table`."""
         return cut_table(model, self.shares, self.collectives.rank, table)
 
     def join(self, model: Decoder) -> None:
-        """Has the ranks meet wherever each has only a part. The model has its weights."""
+        """Has the ranks meet wherever each has only a part."""
         meets = self.collectives
         model.lookup = RankLookup(self.shares.vocabulary, meets)
         if not isinstance(model.head, NoHead):

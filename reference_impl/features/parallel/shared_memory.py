@@ -14,6 +14,7 @@ import mmap
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -87,12 +88,12 @@ class Board:
             os.close(self._number)
         self._number = None
 
-    def waited_for(self) -> tuple[list[int], str]:
-        """The ranks that all others wait for, and the call in which they do: of all ranks, those that came to the
-        fewest meetings. Empty where all came to as many."""
-        came = self.state[:, 0].tolist()
-        ahead = int(self.state[:, 0].argmax())
-        late = [rank for rank, number in enumerate(came) if number < came[ahead]]
+    def waited_for(self, ranks: Sequence[int] | None = None) -> tuple[list[int], str]:
+        """Of ranks that meet, all if None, those that the others wait for, and the call in which they do: those that
+        came to the fewest meetings. Empty where all came to as many."""
+        came = {rank: int(self.state[rank, 0]) for rank in (range(self.size) if ranks is None else ranks)}
+        ahead = max(came, key=lambda rank: came[rank])
+        late = [rank for rank, number in came.items() if number < came[ahead]]
         return late, f"{_CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
 
     def figures(self, rank: int) -> tuple[int, float, int]:
@@ -118,46 +119,45 @@ class _Header(NamedTuple):
 
 
 class SharedMemoryRank(Meeting):
-    """seconds: how long this rank waits for the others."""
+    """seconds: how long this rank waits for the others. width: how many ranks in a row meet; all, if None."""
 
-    def __init__(self, rank: int, board: Board, seconds: float = 30):
-        super().__init__(rank, board.size)
+    def __init__(self, place: int, board: Board, seconds: float = 30, width: int | None = None):
+        super().__init__(place, board.size, width)
         self.board, self.seconds, self._number = board, seconds, 0
         self._sent, self._received = [0] * board.size, [0] * board.size  # pieces, by the other rank
 
     def go_on(self) -> None:
-        """Tells the planner that this rank is at work, in a step without collectives."""
-        self.board.state[self.rank, 0] += 1
-        self.board.state[self.rank, 2:4] = self.step, self.num_bytes
+        self.board.state[self.place, 0] += 1
+        self.board.state[self.place, 2:4] = self.step, self.num_bytes
 
     def send(self, x: Tensor, to: int) -> None:
-        """Leaves a tensor for another rank; waits only while two pieces before it are not read."""
+        """Waits only while two pieces before it are not read."""
         data = x.contiguous().reshape(-1).view(torch.uint8).numpy()
         words = 0, _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
         for at in range(0, max(1, len(data)), PLACE):
             self._sent[to] += 1
             number, turn = self._sent[to], self._sent[to] % 2
-            self._until(self.board.read, (self.rank, to), number - 2, "send to", to)
+            self._until(self.board.read, (self.place, to), number - 2, "send to", to)
             piece = data[at : at + PLACE]
-            self.board.letters[self.rank, to, turn, : len(piece)] = piece
-            self.board.mail[self.rank, to, turn, 1 : 1 + len(words)] = words
-            self.board.mail[self.rank, to, turn, 0] = number
+            self.board.letters[self.place, to, turn, : len(piece)] = piece
+            self.board.mail[self.place, to, turn, 1 : 1 + len(words)] = words
+            self.board.mail[self.place, to, turn, 0] = number
         self.num_bytes += x.nbytes
         self.go_on()
 
     def recv(self, source: int) -> Tensor:
-        """The next tensor from that rank. CollectiveError where no rank goes on for `seconds`, and none came."""
+        """CollectiveError where no rank goes on for `seconds`, and none came."""
         header, pieces, missing = None, list[Bytes](), 1
         while missing > 0:
             self._received[source] += 1
             number, turn = self._received[source], self._received[source] % 2
-            self._until(self.board.mail, (source, self.rank, turn, 0), number, "recv from", source)
-            row = self.board.mail[source, self.rank, turn].tolist()
+            self._until(self.board.mail, (source, self.place, turn, 0), number, "recv from", source)
+            row = self.board.mail[source, self.place, turn].tolist()
             header = _Header(row[1], row[2], row[3], row[5 : 5 + row[4]])
             missing = header.num_bytes - PLACE * (len(pieces) + 1)
             length = min(PLACE, missing + PLACE)
-            pieces.append(self.board.letters[source, self.rank, turn, :length].copy())
-            self.board.read[source, self.rank] = number
+            pieces.append(self.board.letters[source, self.place, turn, :length].copy())
+            self.board.read[source, self.place] = number
         self.go_on()
         assert header is not None
         return header.tensor(np.concatenate(pieces))
@@ -171,17 +171,17 @@ class SharedMemoryRank(Meeting):
             if progress != (progress := self.board.progress()):
                 seen = now
             if now - seen > 1e9 * self.seconds:
-                text = f"rank {self.rank} waited {self.seconds:g} s in {call} rank {other} of step {self.step}"
+                text = f"rank {self.place} waited {self.seconds:g} s in {call} rank {other} of step {self.step}"
                 raise CollectiveError(text, [other])
             if now - began < 1e6:
                 os.sched_yield()
             else:  # the other one computes, and may need this core
                 time.sleep(_PAUSE)
-        self.board.state[self.rank, 4] += time.perf_counter_ns() - began
+        self.board.state[self.place, 4] += time.perf_counter_ns() - began
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         headers, pieces = self._show_piece(call, x, 0)
-        check_calls([_CALLS[header.call] for header in headers], self.step)
+        check_calls({p: _CALLS[header.call] for p, header in zip(self.met, headers, strict=True)}, self.step)
         longest = max(header.num_bytes for header in headers)
         if longest <= PLACE:
             return [header.tensor(piece) for header, piece in zip(headers, pieces, strict=True)]
@@ -195,31 +195,32 @@ class SharedMemoryRank(Meeting):
 
     def _show_piece(self, call: str, x: Tensor, at: int) -> tuple[list[_Header], list[Bytes]]:
         """A meeting in which each rank shows the bytes of its tensor from `at` on; returns all headers and pieces."""
-        board, rank, self._number = self.board, self.rank, self._number + 1
-        turn = self._number % 2
+        board, rank, self._number = self.board, self.place, self._number + 1
+        turn, met = self._number % 2, slice(self.met.start, self.met.stop)
         piece = x.reshape(-1).view(torch.uint8).numpy()[at : at + PLACE]
         board.places[rank, turn, : len(piece)] = piece
         words = _CALLS.index(call), _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
         board.headers[rank, turn, 1 : 1 + len(words)] = words
         board.state[rank, 1:4], board.state[rank, 5] = (words[0], self.step, self.num_bytes), self.num_expert_rows
         began = time.perf_counter_ns()
-        board.state[rank, 0] = board.headers[rank, turn, 0] = self._number
+        board.state[rank, 0] += 1
+        board.headers[rank, turn, 0] = self._number
         self._wait(turn, call)
         board.state[rank, 4] += time.perf_counter_ns() - began
-        headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[:, turn].tolist()]
+        headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[met, turn].tolist()]
         lengths = [min(PLACE, max(0, header.num_bytes - at)) for header in headers]
-        return headers, [board.places[other, turn, :length] for other, length in enumerate(lengths)]
+        return headers, [board.places[other, turn, :length] for other, length in zip(self.met, lengths, strict=True)]
 
     def _wait(self, turn: int, call: str) -> None:
         numbers, until = self.board.headers[:, turn, 0], None
-        for other in range(self.size):
+        for other in self.met:
             while numbers[other] < self._number:
                 os.sched_yield()  # another rank may need this core
                 until = until or time.monotonic() + self.seconds
                 if time.monotonic() > until:
-                    late = [r for r in range(self.size) if numbers[r] < self._number]
+                    late = [r for r in self.met if numbers[r] < self._number]
                     raise CollectiveError(
-                        f"rank {self.rank} waited {self.seconds:g} s in {call} of step {self.step} for "
+                        f"rank {self.place} waited {self.seconds:g} s in {call} of step {self.step} for "
                         f"{', '.join(f'rank {r}' for r in late)}",
                         late,
                     )

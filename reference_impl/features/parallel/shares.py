@@ -39,7 +39,7 @@ class RankShares:
             experts = replace(experts, own=range(self.experts.start, self.experts.start + self.experts.length))
         return replace(
             whole, num_heads=self.queries.length, num_kv_heads=self.keys.length,
-            intermediate_size=self.columns.length, experts=experts, shard_of=whole,
+            intermediate_size=self.columns.length, experts=experts, shard_of=whole.whole,
         )  # fmt: skip
 
 
