@@ -274,6 +274,7 @@ class Engine:
                     self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
                     plan.transfers, plan.admitted, output.attention, output.transfers, num_sampled,
                     output.layers_moved, plan.num_undrafted, plan.acceptance, plan.num_draft_levels,
+                    output.ranks,
                 )
             )  # fmt: skip
         for request in finished:

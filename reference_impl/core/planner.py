@@ -158,5 +158,5 @@ def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
     logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
     return StepOutput(
         tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers, reply.layers_moved,
-        reply.drafting,
+        reply.drafting, reply.ranks,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
+from reference_impl.interfaces.collectives import RankTime
 from reference_impl.interfaces.plan import Row
 
 
@@ -49,6 +50,7 @@ class StepDone:
     num_undrafted: int = 0  # see `StepPlan`
     acceptance: str = "exact"  # see `StepPlan`
     num_draft_levels: int = 0  # see `StepPlan`
+    ranks: tuple[RankTime, ...] = ()  # see `Reply`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
+from reference_impl.interfaces.collectives import RankTime
 from reference_impl.interfaces.request import TokenLogprobs
 
 
@@ -66,3 +67,4 @@ class StepOutput:
     transfers: tuple[TransferEnd, ...] = ()  # this one and the next: see `Reply`
     layers_moved: Mapping[int, int] = field(default_factory=dict)
     drafting: float = 0.0
+    ranks: tuple[RankTime, ...] = ()

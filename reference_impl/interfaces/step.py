@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reference_impl.interfaces.blocks import BlockId, TransferEnd, Transfers
+from reference_impl.interfaces.collectives import RankTime
 from reference_impl.interfaces.request import Pooling, SamplingParams, TokenLogprobs
 
 
@@ -124,3 +125,4 @@ class Reply:
     layers_moved: Mapping[int, int] = field(default_factory=dict)
     drafting: float = 0.0  # seconds of the step in which a draft model ran
     broken_drafts: int = 0  # drafts from logits that are not numbers
+    ranks: tuple[RankTime, ...] = ()  # of each rank, where a model is divided among several

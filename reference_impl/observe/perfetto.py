@@ -3,6 +3,7 @@
     process "engine"     track "steps": a slice per forward pass.
                          Counters: running and waiting requests, free blocks, tokens of the batch.
     process "requests"   a track per request: its life, in it the phases, in them what each step did for it.
+    process "ranks"      where there are several: a track per rank, a slice per step.
 
 Times are microseconds from the first event of the trace, to the nanosecond.
 """
@@ -18,7 +19,11 @@ from reference_impl.observe.metrics import RequestMetrics
 from reference_impl.observe.timeline import Life, Slice, lives
 from reference_impl.observe.trace import StepDone, Trace
 
-ENGINE, REQUESTS = 1, 2  # pid; Perfetto takes the track with the same number as tid for the main one, and puts it first
+ENGINE, REQUESTS, RANKS = (
+    1,
+    2,
+    3,
+)  # pid; Perfetto takes the track with the same number as tid for the main one, and puts it first
 STEPS = 1  # tid in ENGINE
 
 
@@ -34,6 +39,12 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
     for step in trace.steps():
         slices.append(_complete(_step(step), ENGINE, STEPS, zero))
         slices += _counters(step, zero)
+        for rank, time in enumerate(step.ranks, 1):
+            args = {"step": step.step_id, "waited_ms": round(time.waited * 1e3, 6)}
+            slices.append(_complete(Slice(f"step {step.step_id}", *time[:2], args), RANKS, rank, zero))
+    if num_ranks := max((len(step.ranks) for step in trace.steps()), default=0):
+        names.append(_name("process_name", RANKS, 0, "ranks"))
+        names += [_name("thread_name", RANKS, rank + 1, f"rank {rank}") for rank in range(num_ranks)]
     for tid, life in enumerate(lives(trace.events), REQUESTS + 1):
         life.close(end)
         names.append(_name("thread_name", REQUESTS, tid, life.request_id))

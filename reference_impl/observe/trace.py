@@ -68,6 +68,19 @@ class DraftUse:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+def idle_share(steps: Iterable[StepDone]) -> float:
+    """The share of all ranks' time, from the first start of these steps to their last end, in which ranks computed
+    nothing: they had no step, or waited for others. Of p stages that get m equal steps, all at the start, it is
+    (p - 1) / (m + p - 1), the bubble (Huang et al. 2019, GPipe). 0 without ranks."""
+    times = [step.ranks for step in steps if step.ranks]
+    if not times:
+        return 0.0
+    every = [time for ranks in times for time in ranks]
+    span = max(time.finished_at for time in every) - min(time.started_at for time in every)
+    busy = sum(time.finished_at - time.started_at - time.waited for time in every)
+    return 1 - busy / (span * len(times[0])) if span else 0.0
+
+
 @dataclass
 class Trace:
     """The events in order, and an index by request so that its metrics cost no search.

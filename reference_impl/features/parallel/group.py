@@ -10,6 +10,7 @@ import concurrent.futures
 import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -22,7 +23,7 @@ from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.facts import Facts, combined
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
 from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
-from reference_impl.interfaces.collectives import CollectiveError
+from reference_impl.interfaces.collectives import CollectiveError, RankTime
 
 Make = Callable[[], tuple[Executor, Facts]]
 
@@ -37,7 +38,7 @@ class RankExecutor:
         self.executor, self.collectives = executor, collectives
 
     def submit(self, step: Step) -> Any:
-        self.collectives.step = step.step_id
+        self.collectives.step, self.collectives.waited = step.step_id, 0.0
         return self.executor.submit(step)
 
     def finish(self, ticket: Any, masks: Masks) -> None:
@@ -49,7 +50,8 @@ class RankExecutor:
         return self.executor.show_drafts(ticket, ask)
 
     def collect(self, ticket: Any) -> Reply:
-        return self.executor.collect(ticket)
+        reply = self.executor.collect(ticket)
+        return replace(reply, ranks=(RankTime(reply.started_at, reply.finished_at, self.collectives.waited),))
 
     def close(self) -> None:
         self.executor.close()

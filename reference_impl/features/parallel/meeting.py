@@ -27,6 +27,7 @@ class Meeting(ABC):
         self.place, self.num_places, self.size = place, num_places, size or num_places
         self.rank = place % self.size
         self.num_calls = self.num_bytes = 0
+        self.waited = 0.0  # seconds for other ranks
         self.num_expert_rows = 0  # (token, expert) pairs that this rank's experts computed
         self.step = 0
 

@@ -177,7 +177,13 @@ class SharedMemoryRank(Meeting):
                 os.sched_yield()
             else:  # the other one computes, and may need this core
                 time.sleep(_PAUSE)
-        self.board.state[self.place, 4] += time.perf_counter_ns() - began
+        self._has_waited(began)
+
+    def _has_waited(self, began: int) -> None:
+        """began: nanoseconds of `time.perf_counter_ns`."""
+        took = time.perf_counter_ns() - began
+        self.waited += took / 1e9
+        self.board.state[self.place, 4] += took
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         headers, pieces = self._show_piece(call, x, 0)
@@ -206,7 +212,7 @@ class SharedMemoryRank(Meeting):
         board.state[rank, 0] += 1
         board.headers[rank, turn, 0] = self._number
         self._wait(turn, call)
-        board.state[rank, 4] += time.perf_counter_ns() - began
+        self._has_waited(began)
         headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[met, turn].tolist()]
         lengths = [min(PLACE, max(0, header.num_bytes - at)) for header in headers]
         return headers, [board.places[other, turn, :length] for other, length in zip(self.met, lengths, strict=True)]

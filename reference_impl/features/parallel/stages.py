@@ -193,7 +193,7 @@ class Stages:
         check_alike(step, self.last, [reply.tokens for reply in found], "tokens")
         if self.num_stages > 1:
             self._remember(step, found[0])
-        return found[0]
+        return replace(found[0], ranks=tuple(time for reply in replies for time in reply.ranks))
 
     def _remember(self, step: int, reply: Reply) -> None:
         for given_up in [number for number in self._rows if number < step]:  # its masks never came

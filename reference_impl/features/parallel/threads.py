@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 
 from torch import Tensor
 
@@ -49,12 +50,15 @@ class ThreadRank(Meeting):
 
     def recv(self, source: int) -> Tensor:
         messages, what = self.group.messages[source, self.place], "the group was ended"
+        began = time.perf_counter()
         try:
             if (found := messages.get(timeout=self.group.seconds)) is not None:
                 return found
             messages.put(None)
         except queue.Empty:
             what = f"rank {source} sent nothing in {self.group.seconds:g} s"
+        finally:
+            self.waited += time.perf_counter() - began
         raise CollectiveError(f"rank {self.place}, recv of step {self.step}: {what}", [source])
 
     def go_on(self) -> None:
@@ -64,12 +68,14 @@ class ThreadRank(Meeting):
         table = self.group.shown[self.num_calls % 2]
         table[self.place] = call, x.clone()  # this rank may go on and change it while others read
         self.group.calls[self.place] = self.num_calls
+        began = time.perf_counter()
         try:
             self.group.barriers[self.place // self.size].wait(self.group.seconds)
         except threading.BrokenBarrierError:
             late = [place for place in self.met if self.group.calls[place] < self.num_calls]
             what = f"{' and '.join(f'rank {rank}' for rank in late)} did not come" if late else "the group was ended"
             raise CollectiveError(f"rank {self.place}, {call} of step {self.step}: {what}", late) from None
+        self.waited += time.perf_counter() - began
         shown = [each for place in self.met if (each := table[place]) is not None]
         check_calls({place: name for place, (name, _) in zip(self.met, shown, strict=True)}, self.step)
         return [each for _, each in shown]

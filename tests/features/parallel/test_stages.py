@@ -32,11 +32,14 @@ from reference_impl.features.parallel.shares import stages_of
 from reference_impl.features.parallel.stages import StageModel, Stages, part_of
 from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.worker import WorkerError
-from reference_impl.interfaces import Appended, Opened, Reply, SamplingParams, Step, StepRow
+from reference_impl.interfaces import Appended, Opened, Reply, SamplingParams, Step, StepDone, StepRow
+from reference_impl.interfaces.collectives import RankTime
 from reference_impl.models.quantization.head import StoredHead
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
 from reference_impl.models.quantization.scheme import Activations, Scheme
+from reference_impl.observe.perfetto import to_perfetto
+from reference_impl.observe.trace import idle_share
 from tests.examples import examples
 from tests.executor.forked import forked_workers, kill  # noqa: F401
 from tests.features.parallel.test_models import AWQ, FAMILIES, GPTQ, IDS, QUANTIZED, together
@@ -267,6 +270,38 @@ def test_two_steps_are_in_flight_at_the_same_time() -> None:
             engine.step()
     assert len(overlapped) > 3
     assert all(overlapped)
+
+
+def test_the_trace_says_when_each_rank_did_a_step_and_perfetto_shows_it() -> None:
+    engine = ranked_engine(course_model("draft"), dataclasses.replace(CONFIG, tensor_parallel_size=2), ranks="threads")
+    with closing(engine):
+        engine.add([5, 9, 3], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True), "a")
+        run(engine)
+        steps = engine.trace.steps()
+    for step in steps:
+        assert len(step.ranks) == 4
+        assert step.ranks[2][:2] == (step.started_at, step.finished_at), "of a step its last stage's"
+        assert all(time.waited >= 0 and time.started_at <= time.finished_at for time in step.ranks)
+    assert 0 < idle_share(steps) < 1
+    events = to_perfetto(engine.trace)["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["ph"] == "M" and event["pid"] == 3}
+    assert tracks == {"ranks", "rank 0", "rank 1", "rank 2", "rank 3"}
+    slices = [event for event in events if event["ph"] == "X" and event["pid"] == 3]
+    assert len(slices) == 4 * len(steps)
+    assert all(event["args"]["waited_ms"] >= 0 for event in slices)
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 1), (4, 4), (4, 32)])
+def test_the_idle_share_of_stages_that_are_filled_once_is_the_bubble(stages: int, batches: int) -> None:
+    """Each stage has a step a second later than the one before it; the last one has had it, and waited for it."""
+
+    def step(number: int) -> StepDone:
+        ranks = tuple(RankTime(number, number + stage + 1.0, float(stage)) for stage in range(stages))
+        return StepDone(number, number, number + stages, (), (), 0, 0, 0, ranks=ranks)
+
+    steps = [step(number) for number in range(batches)]
+    assert idle_share(steps) == pytest.approx((stages - 1) / (batches + stages - 1))
+    assert idle_share([dataclasses.replace(one, ranks=()) for one in steps]) == 0
 
 
 def test_beams_grammars_and_embeddings_of_stages() -> None:
