@@ -94,5 +94,16 @@ def main() -> int:
     return status
 
 
+def check_shadows(found: dict[str, dict[str, str]]) -> None:
+    """Nothing is gained by taking the names of what a lab gives, and nothing lost. found: what this program prints."""
+    assert found[NOTHING], "no check ran"
+    gained = [check for check, status in found[NOTHING].items() if status == "passed"]
+    assert not gained, gained
+    if SOLVED in found:  # a sample may have drawn another correct solution
+        lost = {check: status for check, status in found[SOLVED].items() if status != "passed"}
+        assert not lost, lost
+        assert found[NOTHING].keys() == found[SOLVED].keys()
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -54,7 +54,7 @@ def test_a_lab_has_two_independent_conventions_and_all_draws_make_a_lab(source: 
 
 @EACH_LAB
 def test_a_copied_public_solution_earns_little_in_every_draw(source: Path) -> None:
-    """That it loses the checks which the options name is proven below."""
+    """That it loses the checks which the options name is proven in full (in_full/)."""
     public = private_lab(source, ())
     _, most = public_points(public, validated(source))
     assert most <= PUBLIC_SHARE * public.points
@@ -110,20 +110,6 @@ def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_the
     prove(warm, "convention_proof", source, "--sample", draw_of(source))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(9000)
-@EACH_LAB
-def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path, warm: Warm) -> None:
-    prove(warm, "convention_proof", source)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(9000)
-@EACH_LAB
-def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
-    prove(warm, "convention_proof", source, str(folder(source)))
-
-
 @EACH_LAB
 def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: Path) -> None:
     """A check that reads an option's answer and looks at its form alone pays for any number in it."""
@@ -144,10 +130,3 @@ def test_every_option_has_a_mutant_that_has_its_form_and_another_value(source: P
 @pytest.mark.parametrize("source", due(), ids=lambda path: path.parent.name)
 def test_a_wrong_value_of_a_drawn_option_fails_its_checks(source: Path, warm: Warm) -> None:
     prove(warm, "convention_proof", source, str(folder(source)), "--values", "--sample", draw_of(source))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(9000)
-@EACH_LAB
-def test_a_wrong_value_of_any_option_fails_its_checks(source: Path, warm: Warm) -> None:
-    prove(warm, "convention_proof", source, str(folder(source)), "--values")

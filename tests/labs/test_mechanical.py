@@ -18,10 +18,6 @@ EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.pare
 SAMPLE = 10
 
 
-def mechanical(warm: Warm, source: Path, *arguments: str) -> None:
-    prove(warm, "mechanical", source.with_suffix(".ipynb"), str(folder(source)), *arguments)
-
-
 @EACH_LAB
 def test_every_lab_lists_the_mutants_that_do_no_harm(source: Path) -> None:
     assert (folder(source) / SURVIVORS).is_file()
@@ -37,11 +33,5 @@ def test_of_a_sample_of_mutants_none_passes_that_does_harm(
 ) -> None:
     seed = draw_of(source)
     say(f"{source.parent.name}: {SAMPLE} mechanical mutants, drawn by {seed[:12]}")
-    mechanical(warm, source, "--sample", str(SAMPLE), "--seed", seed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(9000)
-@EACH_LAB
-def test_of_all_mutants_none_passes_that_does_harm(source: Path, warm: Warm) -> None:
-    mechanical(warm, source)
+    notebook, cases = source.with_suffix(".ipynb"), str(folder(source))
+    prove(warm, "mechanical", notebook, cases, "--sample", str(SAMPLE), "--seed", seed)

@@ -246,12 +246,8 @@ def everything(choice: Choice) -> int:
     if left != jobs:
         print(f"{len(jobs) - len(left)} of {len(jobs)} jobs were finished by a run that was killed; this goes on.")
 
-    def is_known(job: Job) -> bool:
-        [file] = job.files
-        return f"{file}::{SLOW}" in choice.lines or "pytest.mark.slow" not in (choice.root / file).read_text("utf-8")
-
     run = Run(choice, True, progress)
-    run.all(sorted(left, key=lambda job: (is_known(job), -job.seconds)))  # slow tests of unknown length start first
+    run.all(sorted(left, key=lambda job: -job.seconds))
     progress.unlink(missing_ok=True)
     return say_end(run, "everything")
 
