@@ -78,7 +78,7 @@ print(f"a step does {step.intensity:.1f} FLOP for each byte it moves; an H100 ne
 widgets.reveal("00b-share", 100 * float(step.utilization))
 
 # %% [markdown] name="answer-reading"
-# Less than most people expect: a large batch is not enough. This notebook derives both numbers.
+# A large batch is not enough. This notebook derives both numbers.
 
 # %% [markdown] name="idea"
 # ## 2. The idea
@@ -348,13 +348,13 @@ show(
 )
 
 # %% [markdown] name="rows-reading"
-# The points at both ends should be near the roof and those in the middle below it. (If other programs run, the
-# measurements disturb each other, and a point may even be above a roof that was measured at a bad moment; run the cells
-# again when the machine is idle. A CPU whose cache holds the whole matrix also reads it faster than memory would.) A
-# roof is a limit, not a promise. Near the corner both resources would have to be saturated at the same time, which no
-# kernel manages; and on a CPU, the routine that is made for many rows first repacks the matrix, so a few rows pay for
-# more bytes than the formula counts. A GPU's libraries select a kernel per shape and usually come closer. Either way
-# you now have a question to ask of any slow kernel: *how far below which part of the roof is it?*
+# On an idle machine the points at both ends should be near the roof and those in the middle below it. (If other
+# programs run, the measurements disturb each other, and a point may even be above a roof that was measured at a bad
+# moment; run the cells again when the machine is idle. A CPU whose cache holds the whole matrix also reads it faster
+# than memory would.) A roof is a limit, not a promise. Near the corner both resources would have to be saturated at the
+# same time, which no kernel manages; and on a CPU, the routine that is made for many rows first repacks the matrix, so
+# a few rows pay for more bytes than the formula counts. A GPU's libraries select a kernel per shape and usually come
+# closer. Either way you now have a question to ask of any slow kernel: *how far below which part of the roof is it?*
 #
 # Notice where the ridge is. A CPU core becomes compute-bound at a few to a few tens of FLOP per byte in fp32, a
 # data-centre GPU at hundreds in 16 bits. So batching pays off up to much larger batches on a GPU.
@@ -498,15 +498,15 @@ show(
 )
 
 # %% [markdown] name="batch-reading"
-# Two gaps to explain, as an idle machine shows them. The first is constant: a pass through a model this small is mostly Python and the launches of
-# many small kernels, so the measured line starts well above the floor; the dotted line adds that cost, taken from the
-# first point. (29 MB of weights may also fit in the cache of your CPU or GPU, and then the floor is not even a floor.
-# On a large model neither matters.) The second grows: with short contexts four requests cost little more than one,
+# Two gaps to explain, if nothing disturbs the measurement. The first is constant: each pass also costs Python and the
+# launches of many small kernels, and in a model this small that counts; the dotted line adds it, taken from the first
+# point. (29 MB of weights may also fit in the cache of your CPU or GPU, and then the floor is not even a floor. On a
+# large model neither matters.) The second grows: four requests with short contexts read hardly more bytes than one,
 # because they share the weights. With longer contexts every request has its own cache to read and its own attention to
-# compute, and the step time grows with the batch. **Batching does not save that part.** It even grows faster than the
-# dotted line, because this engine's attention is plain torch: it first gathers the keys and values of all requests into
-# one padded tensor and then reads that, so it moves the cache about three times, and the small products that follow do
-# not reach the roof either. A kernel that reads the blocks in place need not gather (chapter 05).
+# compute, and the step time grows with the batch. **Batching does not save that part.** On a CPU it should grow faster
+# than the dotted line: there this engine's attention is plain torch, which first gathers the keys and values of all
+# requests into one padded tensor and then reads that, so it moves the cache about three times. A kernel that reads the
+# blocks in place need not gather (chapter 05).
 #
 # ### The ceiling of decode
 #
@@ -628,11 +628,11 @@ show(
 # %% [markdown] name="levels-text"
 # ### The same ladder under your notebook
 #
-# A processor has it too: a first-level cache per core, a second, a third that cores share, then memory. You need no
-# data sheet to find them. Read a set of numbers again and again, and make the set larger: it falls out of one level
-# after the other, and the rate steps down. Each set is read in two ways, of which the faster counts: with one call per
-# round, whose fixed cost hides the small levels, and with one call that walks the set many times (`embedding_bag`,
-# which adds rows up). The code is folded; what matters is the table and the picture.
+# A processor has it too: a first-level cache per core, a second, a third that cores share, then memory. Look for them
+# without a data sheet: read a set of numbers again and again, and make the set larger. Where it no longer fits into a
+# level, the rate steps down to that of the next. Each set is read in two ways, of which the faster counts: with one
+# call per round, whose fixed cost hides the small levels, and with one call that walks the set many times
+# (`embedding_bag`, which adds rows up). The code is folded; what matters is the table and the picture.
 
 # %% name="levels" jupyter={"source_hidden": true}
 SETS = [2**i for i in range(14, 29 if on_gpu else 28)]  # bytes of a working set
