@@ -276,9 +276,9 @@ widgets.table(
 # ### Prefill: three regimes
 #
 # Prompts of 1 to 2,048 tokens through the course model. (It was trained on texts of up to 1,024 tokens, and its config
-# allows 2,048. Beyond 1,024 its text is of little use, but its times are valid.) All lengths are timed in turns, and of each the
-# shortest time counts (the cells that do it are folded). Before you look: without attention, 256 tokens are 256 times
-# the operations of one. How many times the time?
+# allows 2,048. Beyond 1,024 its text is of little use, but its times are valid.) All lengths are timed in turns, and of
+# each the shortest time counts (the cells that do it are folded). Before you look: in the matrices of the layers, 256
+# tokens are 256 times the operations of one. How many times the time?
 
 # %% name="predict-regimes"
 widgets.predict("01b-regimes", "A prompt of 256 tokens over one of a single token, on this machine?", "times the time")
@@ -388,10 +388,11 @@ show(
 )
 
 # %% [markdown] name="prefill-reading"
-# - **Flat:** up to some length a prompt costs what one token costs. For a large model on a GPU that is the time to read
-#   the weights; here it is mostly the fixed cost of a pass (section below).
-# - **Linear:** the matrices. Twice the prompt, twice the time.
-# - **Quadratic:** attention. In this small model it shows early, because `d · layers` is large relative to the weights.
+# - **Flat:** up to some length the pass costs more than its tokens. For a large model on a GPU that is the time to read
+#   the weights; in a model this small the fixed cost of a pass counts as well (section below).
+# - **Linear:** the matrices. Where they take most of the time, twice the prompt takes twice the time.
+# - **Quadratic:** attention. In this small model its operations count early, because `d · layers` is large relative to
+#   the weights.
 #
 # The fitted costs are those of kernels: the next cell turns them into rates. Attention need not reach the rate of
 # matrix products.
@@ -522,11 +523,11 @@ show(
 )
 
 # %% [markdown] name="waterfall-reading"
-# Mind the conditions: a model of 7 million parameters on one core. The floor is a small part. A few hundred small
-# operations per step each have a fixed cost, and small matrices are read below the full rate. In a large model the blue
-# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange
-# bars are mostly kernel launches: Python launches each operation separately, which is called *eager mode*. CUDA graphs
-# record a whole step once and launch it as one. They and compiled models remove most of that cost (chapter 05).
+# Mind the conditions: a model of 7 million parameters, and on a CPU one core. Why is the floor not all of it? Hundreds
+# of small operations per step each have a fixed cost, and small matrices are read below the full rate. In a large model
+# the blue bars grow with the weights, and the fixed costs hardly grow; so their *share* falls. On a GPU they are mostly
+# kernel launches: Python launches each operation separately, which is called *eager mode*. CUDA graphs record a whole
+# step once and launch it as one. They and compiled models remove most of that cost (chapter 05).
 #
 # The number of PyTorch operations is a count, so it does not depend on how busy the machine is (the counter is folded):
 
@@ -884,4 +885,5 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="floors"))
 #   <!-- printed: errata-30ms-cell -->
 # - Most tokens/s of one stream = bandwidth / bytes. What lowers it: cache reads, achieved bandwidth, fixed cost of a
 #   pass, communication. A batch raises the sum, never one stream.
-# - TP speeds up one stream until `2 · layers` all-reduces take as long as `bytes / (TP · bandwidth)`. PP and DP do not.
+# - TP speeds up one stream; on a ring, whose steps grow with TP, until `2 · layers` all-reduces take as long as
+#   `bytes / (TP · bandwidth)`. PP and DP do not.
