@@ -61,7 +61,7 @@ widgets.predict("02b-gigabytes", "How many GB does the cache of 8,192 tokens tak
 # - **Multi-query attention (MQA):** all query heads share a single key and value.
 #
 # The cache shrinks by the number of query heads per KV head. The computation of scores does not: each query head still
-# has its own query. Chapter 09 covers how sharing affects quality and kernels, and at multi-head latent attention
+# has its own query. Chapter 09 covers how sharing affects quality and kernels, and multi-head latent attention
 # (MLA), which stores one compressed vector per token instead.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
@@ -187,7 +187,7 @@ show(
 
 # %% [markdown] name="step-time-text"
 # Memory is one cost. The other is time: each decode step *reads* the whole cache of its request, in addition to all
-# weights. So a step gets slower as the context grows. The folded cell times single steps at different lengths, on a cache
+# weights. So its floor rises as the context grows. The folded cell times single steps at different lengths, on a cache
 # filled with noise, since its contents do not change the time. Times are shown, not checked.
 #
 # **How many times as long does a step take at a context of 2,000 as at 64?** The weights are read in both.
@@ -244,8 +244,9 @@ show(
 
 # %% [markdown] name="step-time-reading"
 # Do not expect the two curves to agree. The dashed one counts bytes. A real step also has a fixed cost per layer (see
-# `a_mechanism`), which flattens the measured curve, and does arithmetic on every key, which slows a single CPU core but
-# not a GPU. Where nothing disturbs the measurement both show: the longer the context, the slower each further token.
+# `a_mechanism`), which flattens the measured curve (on a GPU, with a model this small, nearly to a line), and does
+# arithmetic on every key, which slows a single CPU core but not a GPU. In a large model both show: the longer the
+# context, the slower each further token.
 #
 # ### Worked values
 #
@@ -282,7 +283,7 @@ widgets.table(
 
 # %% [markdown] name="footprint-text"
 # Many requests: **footprint = bytes per token × length × concurrency**. At some point the cache is larger than the
-# weights. That point is a number of tokens over all requests, and it comes sooner than one might think.
+# weights. That point is a number of tokens over all requests:
 
 # %% name="footprint"
 for name in ("llama-2-13b", "llama-2-70b"):
@@ -329,10 +330,10 @@ for name, plan in plans.items():
 
 # %% [markdown] name="oom-reading"
 # What remains at the end is weights and cache. If *that* is too much, other remedies are needed: store keys and values
-# in 8 bits, which halves the cache; allocate memory in blocks, so that no memory is reserved and unused; admit requests
-# only while blocks are free; and if a single request is too large, split it over several GPUs or offload part of the
-# cache. (Tensor parallelism splits the cache by KV heads. With more GPUs than KV heads some heads are stored twice, so
-# a GPU's share shrinks no further.)
+# in 8 bits, which halves the cache; allocate memory in blocks, so that hardly any is reserved and unused; admit
+# requests only while blocks are free; and if a single request is too large, split it over several GPUs or offload part
+# of the cache. (Tensor parallelism splits the cache by KV heads. With more GPUs than KV heads some heads are stored
+# twice, so a GPU's share shrinks no further.)
 
 # %% name="oom-fp8"
 for bits in (16, 8):
@@ -355,7 +356,7 @@ print(
 )
 a, b = MODELS["llama-2-13b"], MODELS["llama-2-70b"]
 print(f"13B: {kv_cache.bytes_per_token(a):,} bytes, 70B: {kv_cache.bytes_per_token(b):,} bytes; the 13B needs "
-      f"{kv_cache.bytes_per_token(a) / kv_cache.bytes_per_token(b):.1f} times more")  # fmt: skip
+      f"{kv_cache.bytes_per_token(a) / kv_cache.bytes_per_token(b):.1f} times as many")  # fmt: skip
 as_mha = kv_cache.attention_bytes_per_token(b.layers, b.num_heads, b.head_dim)
 print(f"even with MHA the 70B would need {as_mha / kv_cache.bytes_per_token(a):.1f} times the 13B's cache, "
       f"while it has {b.num_params / a.num_params:.1f} times the parameters")  # fmt: skip
@@ -453,8 +454,8 @@ print(f"a hybrid model: {hybrid.kv_layers} of {hybrid.layers} layers keep keys a
       f"the others {format_bytes(hybrid.fixed_state_bytes)} per request, whatever its length")  # fmt: skip
 
 # %% [markdown] name="errata-users-reading"
-# Barely feasible, if 4,096 is a cap on prompt *and* output. Real plans leave headroom: 60 to 70 % occupancy is a common
-# target, because lengths vary.
+# Barely feasible, and only if 4,096 is a cap on prompt *and* output. Real plans leave headroom, because
+# lengths vary.
 
 # %% [markdown] name="worked-problem"
 # ### Worked problem: one long request among many short ones
