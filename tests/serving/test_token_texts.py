@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import math
 import random
 from typing import Any
@@ -175,6 +176,30 @@ def test_so_it_is_where_tokens_say_that_a_word_ends() -> None:
     answer = [2, 1, 3, 0, 3]
     assert b"".join(map(texts.bytes, answer)).decode() == made.decode(answer) + " "
     assert TextPlaces(texts).of(answer) == [0, 1, 6, 8, 12]
+
+
+RESERVED = [f"<extra_{i}>" for i in range(1200)]
+LATE = {
+    "SentencePiece": (RESERVED, ["▁", "日", "▁true", "true"], decoders.Metaspace()),
+    "SentencePiece without Latin letters": ([], ["▁", "日", "▁日", "▁!", "!"], decoders.Metaspace()),
+    "word pieces": (RESERVED, ["true", "##true", "日"], decoders.WordPiece()),
+    "word pieces and a full stop": ([".", *RESERVED], ["true", "##true", "日"], decoders.WordPiece()),
+    "ends of words first": (["t</w>", *RESERVED], ["t", "true</w>", "true"], decoders.BPEDecoder("</w>")),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("step", [1, 700])
+def test_tokens_texts_do_not_depend_on_where_a_vocabulary_has_its_letters(name: str, step: int) -> None:
+    """BERT's has 999 reserved tokens first, and some have ids that no token has."""
+    reserved, pieces, decoder = LATE[name]
+    made = Tokenizer(models.WordLevel({piece: step * i for i, piece in enumerate([*reserved, *pieces])}, pieces[0]))
+    made.decoder = decoder
+    texts, ids = TokenText(made), [made.token_to_id(piece) for piece in pieces]
+    assert len({texts.text(token) for token in ids}) == len(ids)
+    for answer in itertools.permutations(ids, 3):
+        whole = made.decode([ids[1], *answer, ids[1]])
+        assert b"".join(map(texts.bytes, answer)).decode() in whole
 
 
 def test_an_added_token_may_have_the_text_of_a_token_in_bytes() -> None:

@@ -11,8 +11,6 @@ from tokenizers import Tokenizer
 
 from reference_impl.core.detokenizer import special_and_bytes
 
-_LOOKED_AT = 1_000  # tokens, for one that others can stand behind
-
 
 class TokenText:
     """The text of a token within a text: SentencePiece's ▁true is " true", word pieces' ##ing is "ing"."""
@@ -70,12 +68,18 @@ class TokenText:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _token_before(self) -> tuple[list[int], int]:
-        """A token of letters or digits, behind which another token decodes as within a text, and the length of its
-        text; an empty list and 0 if there is none."""
-        for token in range(min(_LOOKED_AT, self._tokenizer.get_vocab_size())):
-            if token not in self.special and (text := self._decode([token])).isascii() and text.isalnum():
+        """A token behind which another decodes as within a text, and the length of its text; an empty list and 0 if
+        there is none. Best is one that adds no space to another: a vocabulary may begin with thousands that are
+        reserved, have no Latin letters, or leave ids out."""
+        found: tuple[list[int], int] = [], 0
+        for token in sorted(self._tokenizer.get_vocab().values()):
+            text = "" if token in self.special else self._decode([token])
+            if not text or not text.isprintable() or " " in text or "\ufffd" in text:
+                continue
+            if self._decode([token, token]) == text + text:
                 return [token], len(text)
-        return [], 0
+            found = found if found[0] else ([token], len(text))
+        return found
 
     def _others(self, text: str) -> list[int]:
         """The tokens that may have this text, by the names that vocabularies give them."""
