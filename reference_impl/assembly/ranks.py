@@ -7,11 +7,11 @@ Each rank is a worker half like any other, with its part of every layer (tensor 
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.engine import Engine
@@ -40,10 +40,10 @@ Load: TypeAlias = Callable[..., tuple[Executor, Facts]]
 def ranked_engine(
     folder: Path, config: EngineConfig, *, dtype: str = "float32", device: str = "cpu", parts: Parts | None = None,
     make_parts: Callable[[], Parts] | None = None, quantization: Quantizations = "none",
-    ranks: Literal["processes", "threads"] = "processes",
+    ranks: Literal["processes", "threads", "gloo"] = "processes",
 ) -> Engine:  # fmt: skip
-    """An engine with config.tensor_parallel_size ranks in each of pipeline_parallel_size stages. Other arguments: see
-    `split_engine`.
+    """An engine with config.tensor_parallel_size ranks in each of pipeline_parallel_size stages. ranks: "processes"
+    meet in memory that they share, or where that is not supported through "gloo". Other arguments: see `split_engine`.
 
     ValueError for what is not divided among ranks yet, and where heads, layers or groups of weights cannot be.
     """
@@ -65,17 +65,12 @@ def ranked_engine(
             [partial(_rank, load, part, group.rank(rank)) for rank in range(stages.size)], group, stages
         )
     else:
-        if not supported():
-            raise ValueError(
-                f"{_asked(config)} on {platform.system()} {platform.machine()}: expected Linux on x86-64, "
-                "whose cores see what another core wrote in its order: worker='threads' has ranks in this process"
-            )
         board = Board(stages.size)
-        makes = [
-            partial(_rank_process, load, part, rank, stages.size, stages.width, board.path, seconds)
-            for rank in range(stages.size)
-        ]
-        executor = RankProcesses(makes, board, seconds, stages)
+        with TemporaryDirectory(prefix="inferlab-ranks-") as folder_of_ranks:
+            store = None if ranks == "processes" and supported() else Path(folder_of_ranks, "addresses")
+            place = Place(stages.size, stages.width, board.path, store, seconds, config.step_seconds)
+            makes = [partial(_rank_process, load, part, rank, place) for rank in range(stages.size)]
+            executor = RankProcesses(makes, board, seconds, stages)
     try:
         return Engine(executor.facts.model, config, dataclasses.replace(parts, executor=executor))
     except BaseException:
@@ -83,14 +78,29 @@ def ranked_engine(
         raise
 
 
-def _rank_process(
-    load: Load, part: Part, rank: int, size: int, width: int, board: Path, seconds: float
-) -> tuple[Executor, Facts]:
+class Place(NamedTuple):
+    """Where ranks that are processes meet. size: of all; width: of those of a stage; board: its path; store: the file
+    of gloo's addresses, None where tensors are on the board, too; see `GlooRank`."""
+
+    size: int
+    width: int
+    board: Path
+    store: Path | None
+    seconds: float
+    message_seconds: float
+
+
+def _rank_process(load: Load, part: Part, rank: int, place: Place) -> tuple[Executor, Facts]:
     import torch
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    torch.set_num_threads(max(1, torch.get_num_threads() // place.size))
     # The planner ends all ranks first, with a better message: it knows them all.
-    return _rank(load, part, SharedMemoryRank(rank, Board(size, board), 2 * seconds, width))
+    board, seconds = Board(place.size, place.board), 2 * place.seconds
+    if place.store is None:
+        return _rank(load, part, SharedMemoryRank(rank, board, seconds, place.width))
+    from reference_impl.features.parallel.gloo import GlooRank
+
+    return _rank(load, part, GlooRank(rank, board, place.store, seconds, place.width, 2 * place.message_seconds))
 
 
 def _rank(load: Load, part: Part, rank: Meeting) -> tuple[Executor, Facts]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,16 +29,16 @@ from reference_impl.interfaces.collectives import CollectiveError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 PLACE = 1 << 22  # bytes; a larger tensor takes several meetings
-_WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
+WORDS = 16  # of a header: number, call, dtype, bytes, dimensions, then up to 8 sizes
 # Words of what a rank does: number of its last meeting, call, step; bytes it showed, nanoseconds it waited, rows of its
 # experts.
 _STATE = 6
 _PAUSE = 50e-6  # seconds between two looks for what a stage before this one still computes
-_CALLS = (
+CALLS = (
     "nothing", "all_reduce", "all_gather", "reduce_scatter", "reduce_scatter (shapes)", "all_to_all",
     "all_to_all (shapes)", "barrier", *(f"broadcast from {rank}" for rank in range(64)),
 )  # fmt: skip
-_DTYPES = (
+DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
@@ -54,28 +55,33 @@ class Board:
     def __init__(self, size: int, path: Path | None = None):
         self.size = size
         self._number: int | None = None
-        if path is None:  # no file: one would be left behind by a process that is killed, and a container's are small
+        if path is None and hasattr(os, "memfd_create"):
+            # No file: one would be left behind by a process that is killed, and a container's are small.
             self._number = number = os.memfd_create("inferlab-ranks")
-            os.ftruncate(number, self._length)
             self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
+        elif path is None:
+            self._number, name = tempfile.mkstemp(prefix="inferlab-ranks-")
+            number, self.path = self._number, Path(name)
         else:
             number, self.path = os.open(path, os.O_RDWR), path
+        if path is None:
+            os.ftruncate(number, self._length)
         self._memory = mmap.mmap(number, self._length)
         if path is not None:
             os.close(number)
         words = np.frombuffer(self._memory, np.int64, self._num_words)
         self.state = words[: size * _STATE].reshape(size, _STATE)
-        self.headers = words[size * _STATE : size * (_STATE + 2 * _WORDS)].reshape(size, 2, _WORDS)
+        self.headers = words[size * _STATE : size * (_STATE + 2 * WORDS)].reshape(size, 2, WORDS)
         # Messages from each rank (first) to each other one: two places that take turns, and how many pieces were read.
-        of_mail = words[size * (_STATE + 2 * _WORDS) :][: size**2 * (1 + 2 * _WORDS)]
+        of_mail = words[size * (_STATE + 2 * WORDS) :][: size**2 * (1 + 2 * WORDS)]
         self.read = of_mail[: size**2].reshape(size, size)
-        self.mail = of_mail[size**2 :].reshape(size, size, 2, _WORDS)
+        self.mail = of_mail[size**2 :].reshape(size, size, 2, WORDS)
         places = np.frombuffer(self._memory, np.uint8, offset=8 * self._num_words).reshape(-1, 2, PLACE)
         self.places, self.letters = places[:size], places[size:].reshape(size, size, 2, PLACE)
 
     @property
     def _num_words(self) -> int:
-        return -(-(self.size * (_STATE + 2 * _WORDS) + self.size**2 * (1 + 2 * _WORDS)) // 8) * 8
+        return -(-(self.size * (_STATE + 2 * WORDS) + self.size**2 * (1 + 2 * WORDS)) // 8) * 8
 
     @property
     def _length(self) -> int:
@@ -86,6 +92,8 @@ class Board:
         """Removes the path; a process that has mapped the memory keeps it. Idempotent."""
         if self._number is not None:
             os.close(self._number)
+            if not hasattr(os, "memfd_create"):
+                self.path.unlink(missing_ok=True)
         self._number = None
 
     def waited_for(self, ranks: Sequence[int] | None = None) -> tuple[list[int], str]:
@@ -94,7 +102,7 @@ class Board:
         came = {rank: int(self.state[rank, 0]) for rank in (range(self.size) if ranks is None else ranks)}
         ahead = max(came, key=lambda rank: came[rank])
         late = [rank for rank, number in came.items() if number < came[ahead]]
-        return late, f"{_CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
+        return late, f"{CALLS[int(self.state[ahead, 1])]} of step {int(self.state[ahead, 2])}"
 
     def figures(self, rank: int) -> tuple[int, float, int]:
         """Bytes that a rank showed to the others, seconds that it waited for them, and rows that its experts computed,
@@ -106,34 +114,66 @@ class Board:
         return int(self.state[:, 0].sum())
 
 
-class _Header(NamedTuple):
+def words_of(call: str, x: Tensor) -> list[int]:
+    """What a header says of a tensor, but for the number: see WORDS."""
+    return [CALLS.index(call), DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape]
+
+
+class Header(NamedTuple):
     call: int
     dtype: int
     num_bytes: int
     shape: list[int]
 
+    @classmethod
+    def of(cls, words: Sequence[int]) -> Header:
+        """words: see `words_of`."""
+        return cls(words[0], words[1], words[2], list(words[4 : 4 + words[3]]))
+
     def tensor(self, data: Bytes) -> Tensor:
         if not self.num_bytes:
-            return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
-        return torch.from_numpy(data).view(_DTYPES[self.dtype]).view(self.shape)
+            return torch.empty(self.shape, dtype=DTYPES[self.dtype])
+        return torch.from_numpy(data).view(DTYPES[self.dtype]).view(self.shape)
 
 
-class SharedMemoryRank(Meeting):
-    """seconds: how long this rank waits for the others. width: how many ranks in a row meet; all, if None."""
+class BoardRank(Meeting):
+    """A rank that writes on a board what it does. seconds: how long it waits for the others. width: how many ranks in
+    a row meet; all, if None."""
 
     def __init__(self, place: int, board: Board, seconds: float = 30, width: int | None = None):
         super().__init__(place, board.size, width)
-        self.board, self.seconds, self._number = board, seconds, 0
-        self._sent, self._received = [0] * board.size, [0] * board.size  # pieces, by the other rank
+        self.board, self.seconds = board, seconds
 
     def go_on(self) -> None:
         self.board.state[self.place, 0] += 1
         self.board.state[self.place, 2:4] = self.step, self.num_bytes
 
+    def came(self, call: str) -> int:
+        """Counts a meeting to which this rank comes now; returns the time, see `has_waited`."""
+        mine = self.board.state[self.place]
+        mine[1:4], mine[5] = (CALLS.index(call), self.step, self.num_bytes), self.num_expert_rows
+        mine[0] += 1
+        return time.perf_counter_ns()
+
+    def has_waited(self, began: int) -> None:
+        """began: nanoseconds of `time.perf_counter_ns`."""
+        took = time.perf_counter_ns() - began
+        self.waited += took / 1e9
+        self.board.state[self.place, 4] += took
+
+
+class SharedMemoryRank(BoardRank):
+    """A rank whose tensors stand on the board, too."""
+
+    def __init__(self, place: int, board: Board, seconds: float = 30, width: int | None = None):
+        super().__init__(place, board, seconds, width)
+        self._number = 0  # of its last meeting
+        self._sent, self._received = [0] * board.size, [0] * board.size  # pieces, by the other rank
+
     def send(self, x: Tensor, to: int) -> None:
         """Waits only while two pieces before it are not read."""
         data = x.contiguous().reshape(-1).view(torch.uint8).numpy()
-        words = 0, _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
+        words = words_of("nothing", x)
         for at in range(0, max(1, len(data)), PLACE):
             self._sent[to] += 1
             number, turn = self._sent[to], self._sent[to] % 2
@@ -152,8 +192,7 @@ class SharedMemoryRank(Meeting):
             self._received[source] += 1
             number, turn = self._received[source], self._received[source] % 2
             self._until(self.board.mail, (source, self.place, turn, 0), number, "recv from", source)
-            row = self.board.mail[source, self.place, turn].tolist()
-            header = _Header(row[1], row[2], row[3], row[5 : 5 + row[4]])
+            header = Header.of(self.board.mail[source, self.place, turn, 1:].tolist())
             missing = header.num_bytes - PLACE * (len(pieces) + 1)
             length = min(PLACE, missing + PLACE)
             pieces.append(self.board.letters[source, self.place, turn, :length].copy())
@@ -177,17 +216,11 @@ class SharedMemoryRank(Meeting):
                 os.sched_yield()
             else:  # the other one computes, and may need this core
                 time.sleep(_PAUSE)
-        self._has_waited(began)
-
-    def _has_waited(self, began: int) -> None:
-        """began: nanoseconds of `time.perf_counter_ns`."""
-        took = time.perf_counter_ns() - began
-        self.waited += took / 1e9
-        self.board.state[self.place, 4] += took
+        self.has_waited(began)
 
     def meet(self, call: str, x: Tensor) -> list[Tensor]:
         headers, pieces = self._show_piece(call, x, 0)
-        check_calls({p: _CALLS[header.call] for p, header in zip(self.met, headers, strict=True)}, self.step)
+        check_calls({p: CALLS[header.call] for p, header in zip(self.met, headers, strict=True)}, self.step)
         longest = max(header.num_bytes for header in headers)
         if longest <= PLACE:
             return [header.tensor(piece) for header, piece in zip(headers, pieces, strict=True)]
@@ -199,21 +232,19 @@ class SharedMemoryRank(Meeting):
                 data[at : at + len(piece)] = piece
         return [header.tensor(data) for header, data in zip(headers, whole, strict=True)]
 
-    def _show_piece(self, call: str, x: Tensor, at: int) -> tuple[list[_Header], list[Bytes]]:
+    def _show_piece(self, call: str, x: Tensor, at: int) -> tuple[list[Header], list[Bytes]]:
         """A meeting in which each rank shows the bytes of its tensor from `at` on; returns all headers and pieces."""
         board, rank, self._number = self.board, self.place, self._number + 1
         turn, met = self._number % 2, slice(self.met.start, self.met.stop)
         piece = x.reshape(-1).view(torch.uint8).numpy()[at : at + PLACE]
         board.places[rank, turn, : len(piece)] = piece
-        words = _CALLS.index(call), _DTYPES.index(x.dtype), x.nbytes, x.dim(), *x.shape
+        words = words_of(call, x)
         board.headers[rank, turn, 1 : 1 + len(words)] = words
-        board.state[rank, 1:4], board.state[rank, 5] = (words[0], self.step, self.num_bytes), self.num_expert_rows
-        began = time.perf_counter_ns()
-        board.state[rank, 0] += 1
+        began = self.came(call)
         board.headers[rank, turn, 0] = self._number
         self._wait(turn, call)
-        self._has_waited(began)
-        headers = [_Header(row[1], row[2], row[3], row[5 : 5 + row[4]]) for row in board.headers[met, turn].tolist()]
+        self.has_waited(began)
+        headers = [Header.of(row) for row in board.headers[met, turn, 1:].tolist()]
         lengths = [min(PLACE, max(0, header.num_bytes - at)) for header in headers]
         return headers, [board.places[other, turn, :length] for other, length in zip(self.met, lengths, strict=True)]
 

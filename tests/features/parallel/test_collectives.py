@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from reference_impl.features.parallel.gloo import GlooRank
 from reference_impl.features.parallel.meeting import Meeting
 from reference_impl.features.parallel.shared_memory import PLACE, Board, SharedMemoryRank
 from reference_impl.features.parallel.threads import ThreadGroup
@@ -18,8 +20,8 @@ from reference_impl.interfaces.collectives import CollectiveError
 Group = Callable[..., list[Meeting]]
 
 
-@pytest.fixture(params=["threads", "shared memory"])
-def group(request: pytest.FixtureRequest) -> Iterator[Group]:
+@pytest.fixture(params=["threads", "shared memory", "gloo"])
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Group]:
     """group(size, seconds): the ranks, each to be used in a thread of its own."""
     boards: list[Board] = []
 
@@ -28,6 +30,14 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
             threads = ThreadGroup(size, seconds)
             return [threads.rank(rank) for rank in range(size)]
         boards.append(Board(size))
+        if request.param == "gloo":
+
+            def join(rank: int) -> Meeting:
+                store = tmp_path / f"ranks {len(boards)}"
+                return GlooRank(rank, Board(size, boards[-1].path), store, seconds, message_seconds=seconds)
+
+            with ThreadPoolExecutor(size) as pool:
+                return list(pool.map(join, range(size)))
         return [SharedMemoryRank(rank, Board(size, boards[-1].path), seconds) for rank in range(size)]
 
     yield make

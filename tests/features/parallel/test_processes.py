@@ -22,6 +22,7 @@ from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.ranks import ranked_engine
+from reference_impl.features.parallel.shared_memory import Board
 from reference_impl.features.process.worker import WorkerError
 from reference_impl.interfaces import SamplingParams, StepRow
 from tests.executor.forked import forked_workers, kill  # noqa: F401
@@ -205,12 +206,31 @@ def test_what_does_not_go_with_ranks_is_refused_by_name(options: dict[str, Any],
         ranked_engine(FOLDER, CONFIG, device="cuda")
 
 
-def test_memory_is_shared_only_where_cores_see_writes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_where_cores_may_see_writes_in_another_order_ranks_meet_through_gloo(
+    layout: dict[str, int], forked_ranked: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    with pytest.raises(
-        ValueError, match=r"tensor_parallel_size=2 on \w+ arm64: expected Linux on x86-64, .* worker='threads'"
-    ):
-        ranked_engine(FOLDER, CONFIG)
-    engine = ranked_engine(FOLDER, CONFIG, ranks="threads")
+    engine = forked_ranked(EngineConfig(num_blocks=40, block_size=8, **layout))
+    assert not engine.executor.board.headers.any(), "nothing but counts is on the board"
+    assert not engine.executor.board.mail.any()
     assert serve(engine) == serve(Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40)))
-    engine.close()
+    first, _ = engine.executor.reports()
+    assert first.num_bytes > 0
+    engine.add(*ASKED[0])
+    engine.step()
+    kill(engine.executor.ranks[1])
+    with pytest.raises(WorkerError, match="worker 1 .*was killed by signal 9"):
+        serve(engine)
+
+
+def test_a_board_is_a_file_where_the_system_has_no_memory_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    board = Board(2)
+    other = Board(2, board.path)
+    board.state[1, 0] = 7
+    assert other.waited_for() == ([0], "nothing of step 0")
+    board.close_path()
+    board.close_path()
+    assert not board.path.exists()
+    assert other.progress() == 7
