@@ -287,6 +287,25 @@ def test_a_worker_that_does_not_start_says_why() -> None:
         WorkerProcess(partial(os._exit, 7))
 
 
+def test_a_worker_that_is_stopped_while_it_starts_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "STARTING_SECONDS", 2.0)
+    with pytest.raises(WorkerError, match=r"worker 3 \(process \d+\) gave no sign of life for 2 s while it started"):
+        WorkerProcess(partial(signal.raise_signal, signal.SIGSTOP), rank=3)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_one_that_takes_long_to_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signs of life come as long as it loads."""
+    signs = []
+    message = WorkerProcess._message
+    monkeypatch.setattr(WorkerProcess, "_message", lambda self, step: (signs.append(step), message(self, step))[1])
+    with pytest.raises(WorkerError, match="worker 0 failed before it was ready:\nTraceback"):
+        WorkerProcess(partial(time.sleep, 3))
+    assert len(signs) > 1
+
+
 def test_a_worker_of_another_engine_is_refused(split) -> None:
     facts: Facts = split().executor.facts
     model = dataclasses.replace(facts.model, dtype="torch.float32")

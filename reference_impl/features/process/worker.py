@@ -7,6 +7,7 @@ error that names the step and the rank. When a planner's process ends, its worke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -19,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDraf
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
 
+STARTING_SECONDS = 60.0  # without a sign of life from a worker that starts; it gives one each second
 READING_SECONDS = 30.0  # for a message where a step has no limit: a worker reads in a thread of its own, at once
 _MOST_SECONDS = 1e6  # that `poll` takes
 
@@ -58,7 +60,7 @@ class WorkerProcess:
         self._connection = Connection(mine.detach())
         try:
             self._connection.send_bytes(pickle.dumps(make))
-            facts, self._max_in_flight = self._received()
+            facts, self._max_in_flight = self._started()
             self.facts: Facts = facts
             self._limit_waiting()
         except BaseException:
@@ -139,7 +141,23 @@ class WorkerProcess:
         except OSError:
             raise self._gone(step_id) from None
 
-    def _received(self, step_id: int | None = None) -> Any:
+    def _started(self) -> Any:
+        """What the worker says when it is ready. However long it loads; but a stopped one would be waited for without
+        end."""
+        while self._connection.poll(STARTING_SECONDS):
+            what, content = self._message(None)
+            if what == "ready":
+                return content
+        self._process.kill()
+        self._process.wait()
+        raise WorkerError(
+            f"worker {self.rank} (process {self.pid}) gave no sign of life for {STARTING_SECONDS:g} s while it "
+            "started, and was ended: it was stopped, or the machine does not let it run",
+            None,
+            self.rank,
+        )
+
+    def _received(self, step_id: int) -> Any:
         return self._message(step_id)[1]
 
     def _message(self, step_id: int | None) -> tuple[str, Any]:
@@ -364,22 +382,43 @@ def _read(connection: Connection, messages: _Inbox) -> None:
             return
 
 
+@contextlib.contextmanager
+def signs_of_life(connection: Connection) -> Iterator[None]:
+    """Says each second, in a thread of its own, that this process lives, until the block ends."""
+    over = threading.Event()
+
+    def say() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(1):
+                connection.send_bytes(pickle.dumps(("starts", None)))
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def main() -> None:
     ignore_signals()
     connection = Connection(int(sys.argv[1]))  # the second argument, the rank, is seen in lists of processes
     end_with_the_other(connection.fileno())  # before anything is imported: a small process is forked
-    try:
-        make = pickle.loads(connection.recv_bytes())
-        executor, facts = make()
-    except EOFError:
+    with signs_of_life(connection):
+        try:
+            make = pickle.loads(connection.recv_bytes())
+            executor, facts = make()
+            answer: tuple[str, Any] = "ready", (facts, executor.max_in_flight)
+        except EOFError:
+            return
+        except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
+            answer = "refused", str(error)
+        except Exception:
+            answer = "failed", traceback.format_exc()
+    connection.send_bytes(pickle.dumps(answer))
+    if answer[0] != "ready":
         return
-    except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
-        connection.send_bytes(pickle.dumps(("refused", str(error))))
-        return
-    except Exception:
-        connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
-        return
-    connection.send_bytes(pickle.dumps(("ready", (facts, executor.max_in_flight))))
     serve(connection, executor)
     executor.close()
 
