@@ -282,8 +282,8 @@ widgets.table(rows, ["loads of 16 bytes a thread at a time", "warps needed", "oc
 # %% [markdown] name="occupancy-reading"
 # One register more than 64 costs a whole block. But look at the last lines: what must be high is the number of *bytes
 # in flight*, and a few warps with many loads each do as well as many warps with one. Kernels for matrix products and
-# attention run at an eighth of the warps, on purpose: they use the registers for large tiles. **Occupancy is a means,
-# not a goal.**
+# attention often run at an eighth of the warps, on purpose: they use the registers for large tiles. **Occupancy is a
+# means, not a goal.**
 #
 # It also matters how blocks fill the SMs. They run in waves, and the last wave may be nearly empty:
 
@@ -725,9 +725,9 @@ show(
 )  # fmt: skip
 
 # %% [markdown] name="chains-reading"
-# Not three times: the inputs and the results still have to be moved, and they are larger than what was saved. If you
-# guessed three, you counted kernels instead of bytes. `rotary, cache write` gains little in bytes. It is fused for
-# another reason, which comes next.
+# Not three times: the inputs and the results still have to be moved, and in the question's chain they are larger than
+# what was saved. If you guessed three, you counted kernels instead of bytes. `rotary, cache write` gains little in
+# bytes. It is fused for another reason, which comes next.
 #
 # ### What launches cost
 #
@@ -765,7 +765,7 @@ widgets.table(
 
 # %% [markdown] name="launches-reading"
 # For the 8B model the launches hide behind 23 µs of work each, and a graph gains little. For the 0.6B model the
-# launches dominate. Quantize the 8B model to 4 bits, or split it over eight GPUs, and its kernels become as short. That
+# launches dominate. Split the 8B model over eight GPUs, and its kernels become nearly as short. That
 # is why fusion pays off even where it saves few bytes: **fewer kernels, fewer gaps**.
 # <!-- printed: launches -->
 #
@@ -809,8 +809,8 @@ print(widgets.reveal("05b-operations", counts[8] / counts[1]))
 widgets.table(rows, ["requests", "operations", "H100: weights alone", "H100: eager"])
 
 # %% [markdown] name="dispatch-reading"
-# Nearly as many operations for eight requests as for one, and hundreds of times as long as reading the weights: for a
-# model this small an eager step on a GPU is almost all launches. That is why engines use CUDA graphs.
+# About as many operations for eight requests as for one, and by these costs hundreds of times as long as reading the
+# weights: for a model this small an eager step on a GPU is almost all launches. That is why engines use CUDA graphs.
 
 
 # %% name="best-seconds" jupyter={"source_hidden": true}
@@ -934,8 +934,8 @@ print(f"{products} products: {len(model.linears())} linear layers and the logits
 assert on_gpu or counted_flops >= logits_flops
 
 # %% [markdown] name="profile-reading"
-# Products take most of a prefill, attention comes next and grows with the square of the length. The rest, gates, norms
-# and copies, has hardly any arithmetic, and is what fusion can remove.
+# Products do most of the arithmetic of such a prefill, attention comes next and grows with the square of the length.
+# The rest, gates, norms and copies, has hardly any: the time that the table gives it is what fusion can reduce.
 #
 # On an NVIDIA GPU the tools are **Nsight Systems** for the timeline (gaps between kernels!) and **Nsight Compute** for
 # one kernel (occupancy, bytes, stalls; as of November 2026):
@@ -1009,10 +1009,10 @@ if has_triton:
 #
 # Nothing above says which tile is *fastest*. That depends on shape and GPU, and is found by running them:
 # **autotuning**. `triton.autotune` takes a list of configurations, drops what a function of yours rules out, runs the
-# rest at the first call with a new `key`, and keeps the best. What does "best" mean without a GPU? Here it runs in the
-# interpreter, with the two things that can be known: what the compiler reported rules tiles out (spills, shared memory,
-# no Hopper instruction), and the bytes that a run requests, counted, rank the rest. Guess the winner for a product of
-# 512 × 512 values.
+# rest at the first call with a new `key`, and keeps the best. What does "best" mean without a GPU? Then it runs here in
+# the interpreter, with the two things that can be known: what the compiler reported rules tiles out (spills, shared
+# memory, no Hopper instruction), and the bytes that a run requests, counted, rank the rest. Guess the winner for a
+# product of 512 × 512 values.
 
 # %% name="predict-autotune"
 widgets.predict("05b-tuned", "How many rows times columns has the chosen tile?", "values of the result")
@@ -1074,11 +1074,11 @@ else:
     print(widgets.reveal("05b-tuned", 128 * 256))
 
 # %% [markdown] name="autotune-reading"
-# Honest limits. The count cannot tell apart what requests the same bytes: 128 × 128 has the same score with three stages
-# and with four. It knows nothing of the L2 cache, of latency, or of waves: 512 × 512 in tiles of 128 × 256 are 8
-# programs, for 132 SMs, and a stopwatch would prefer small tiles here. A GPU adds exactly these: seconds. In production
-# tuning costs start-up time (each configuration is compiled and run, for each new key), so engines ship tables of the
-# winners, and the engine of this course chooses from a list by shape.
+# Honest limits. The count cannot tell apart what requests the same bytes: 128 × 128 has the same score with three
+# stages and with four. It knows nothing of the L2 cache, of latency, or of waves: 512 × 512 in tiles of 128 × 256 are 8
+# programs, for 132 SMs, and a stopwatch may well prefer small tiles here. A GPU adds exactly these: seconds. In
+# production tuning costs start-up time (each configuration is compiled and run, for each new key), so engines ship
+# tables of the winners, and the engine of this course chooses from a list by shape.
 
 # %% name="sass"
 if has_triton:
@@ -1392,7 +1392,8 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 # - Grid of blocks; a block stays on one SM; a warp is 32 threads under one instruction. Registers belong to threads,
 #   shared memory to blocks, and both are allocated for a block's whole lifetime.
 # - Coalesced: 32 neighbours × 4 bytes = 4 sectors of 32 bytes. Shared memory: passes = most different words in one of
-#   32 banks; stride 32 is worst, 33 is best. A branch costs each side that any thread of the warp takes.
+#   32 banks; for values of 4 bytes stride 32 is worst, 33 is best. A branch costs each side that any thread of the warp
+#   takes.
 # - Blocks per SM = the minimum over registers, shared memory, warps, block slots. 64 registers × 32 warps fill 65,536.
 #   Occupancy is a means: what counts is bytes in flight = bandwidth × latency.
 #   <!-- stands: reference_impl/theory/occupancy.py -->
@@ -1406,5 +1407,5 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 #   to you.
 # - Three things to check in machine code: width of loads (`ld.global.v4`), matrix instructions (HMMA, HGMMA), spills
 #   (LDL, STL).
-# - A constant is faster and costs a compilation per value (part c). Autotuning: rule out by what the compiler says, rank
-#   by running. Values that change from step to step are neither constants nor keys.
+# - A constant saves instructions and costs a compilation per value (part c). Autotuning: rule out by what the compiler
+#   says, rank by running. Values that change from step to step are neither constants nor keys.
