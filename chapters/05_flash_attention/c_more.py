@@ -134,12 +134,13 @@ print(widgets.reveal("05c-b200", 100 * shares["B200", 256]))
 widgets.table(rows, ["GPU", "FLOP a clock and SM", "head_dim 64", "head_dim 128", "head_dim 256"])
 
 # %% [markdown] name="rates-reading"
-# Tensor core throughput doubles from generation to generation; that of the exponential units does not, and a smaller
-# head_dim has fewer products for each exponential. So "exponentials are the bottleneck on Blackwell" needs its
-# condition: on a B200 they take twice as long as the products at head_dim 64, as long at 128, half as long at 256. That
-# is why FlashAttention-3 overlaps them with products, and FlashAttention-4 computes part of them with ordinary
-# multiply-adds.
+# From A100 to B200 tensor core throughput doubles with each generation; that of the exponential units does not
+# (Blackwell Ultra, after them, doubles it), and a smaller head_dim has fewer products for each exponential. So
+# "exponentials are the bottleneck on Blackwell" needs its condition: on a B200 they take twice as long as the products
+# at head_dim 64, as long at 128, half as long at 256. That is why FlashAttention-3 overlaps them with products, and
+# FlashAttention-4 computes part of them with ordinary multiply-adds.
 # <!-- printed: rates -->
+# <!-- source: NVIDIA, Making Softmax More Efficient with NVIDIA Blackwell Ultra, February 2026 -->
 #
 # ### A timeline of the overlap
 #
@@ -267,11 +268,11 @@ show(
 )
 
 # %% [markdown] name="timeline-reading"
-# In ping-pong the oven hardly waits: what remains are the two ends. The gain is limited by the busier unit, and so it
-# depends on head_dim. On an H100 it is at most 1.50x at 128, 2.00x at 64, where both units have the same work, and 1.25x
-# at 256. On a B200 at head_dim 64 the exponentials are the busier unit, and no order of work helps any further: there,
-# fewer exponentials on those units do. These are ceilings from rates, without latencies, barriers and loads;
-# FlashAttention-3 reports 1.5 to 2.0 times over its predecessor on an H100, of which this is one part.
+# In ping-pong the oven of the picture hardly waits: what remains are the two ends. The gain is limited by the busier
+# unit, and so it depends on head_dim. On an H100 it is at most 1.50x at 128, 2.00x at 64, where both units have the
+# same work, and 1.25x at 256. On a B200 at head_dim 64 the exponentials are the busier unit, and no order of work helps
+# any further: there, fewer exponentials on those units do. These are ceilings from rates, without latencies, barriers
+# and loads; FlashAttention-3 reports 1.5 to 2.0 times over its predecessor on an H100, of which this is one part.
 # <!-- printed: timeline -->
 # <!-- source: FlashAttention-3, Shah et al., July 2024 -->
 #
@@ -696,9 +697,9 @@ print("significant bits:", {str(t).removeprefix("torch."): int(1 - math.log2(tor
 
 # %% [markdown] name="swap-reading"
 # Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole
-# prompt. Low-precision types have few bits (the last line). When you change the type, compare with float64 and with the
-# old kernel in the *new* type, as the rule above does, and then with a quality measure (chapter 18). A fixed tolerance
-# misses a fault in fp32 and fails a good kernel in bf16.
+# prompt without a window. Low-precision types have few bits (the last line). When you change the type, compare with
+# float64 and with the old kernel in the *new* type, as the rule above does, and then with a quality measure (chapter
+# 18). A fixed tolerance can miss a fault in fp32 and fail a good kernel in bf16.
 
 # %% [markdown] name="cascade-text"
 # ## 5. Measure and explain
@@ -832,9 +833,9 @@ assert error <= allowed
 # %% [markdown] name="eight-text"
 # ### Eight bits
 #
-# An 8-bit cache halves the KV bytes that decode reads. What does it cost in accuracy? Real keys and values this time:
-# those of the course model's middle layer for 512 tokens of text. Each value is stored as a code, with one scale per
-# token and head. The kernel reads codes and scales and dequantizes on the chip.
+# An 8-bit cache halves the KV bytes that decode reads, but for its scales. What does it cost in accuracy? Real keys and
+# values this time: those of the course model's middle layer for 512 tokens of text. Each value is stored as a code,
+# with one scale per token and head. The kernel reads codes and scales and dequantizes on the chip.
 
 
 # %% name="real-keys" jupyter={"source_hidden": true}
@@ -906,9 +907,9 @@ print(widgets.reveal("05c-e4m3", off[torch.float8_e4m3fn] / off[torch.int8]))
 widgets.table(rows, ["cache", "relative error of the output"])
 
 # %% [markdown] name="eight-reading"
-# At equal bits, int8 with a scale per token and head has a smaller error than e4m3: with a scale per row little range
-# is needed, and e4m3 spends four of its bits on range. e5m2 spends five. FP8 wins where scales are coarse, and where
-# tensor cores multiply it directly.
+# At equal bits, int8 with a scale per token and head has a smaller error here than e4m3: with a scale per row these
+# keys and values need little range, and e4m3 spends four of its bits on range. e5m2 spends five. FP8 wins where scales
+# are coarse and values differ widely under one scale.
 #
 # **FlashAttention-3 computes in FP8**, Q and K and P and V. It adds two techniques to reduce the error. *Block
 # quantization*: a scale per tile instead of one per tensor. *Incoherent processing*: multiply Q and K by the same
@@ -960,16 +961,16 @@ widgets.table([(name, f"{error:.2e}") for name, error in rmse.items()], ["FP8", 
 # %% [markdown] name="fp8-reading"
 # Scales per tile change little here: every tile has its outliers, and a floating-point code has the same relative
 # precision for a tenth of a value as for the value. They matter where tiles differ by more than the format's range. The
-# rotation removes the outliers themselves. The remaining error comes from V and P. (The paper reports 2.6 times less
-# error than its own FP8 baseline.)
+# rotation spreads the outliers themselves. What remains is the rounding of all four, Q, K, P and V, to four significant
+# bits. (The paper reports 2.6 times less error than its own FP8 baseline.)
 # <!-- source: abstract of FlashAttention-3, Shah et al., July 2024 -->
 
 # %% [markdown] name="special-text"
 # ### Specialization: constants versus compile time
 #
 # A constant lets the compiler eliminate code: a mask, a window, a branch. But each combination is compiled separately,
-# at its first use. In a server a request then waits for a second or so. The table of the engine's kernels shows both
-# sides.
+# at its first use, and in a server a request waits for that. The cell shows both sides: compile times of this machine,
+# and the instructions of the engine's kernels.
 
 # %% name="predict-special"
 widgets.predict("05c-window", "Compiled in: a sliding window. How many times as many instructions?", "times")
@@ -1054,9 +1055,9 @@ widgets.table(
 )
 
 # %% [markdown] name="errata-reading"
-# The same kernel, the same tiles, and only the order of the programs decides whether memory or arithmetic is the limit.
-# Triton's tutorial for matrix products calls it grouped ordering. In attention, programs of one head run side by side for
-# the same reason: they share keys.
+# By this count, with the same kernel and the same tiles, the order of the programs decides whether memory or arithmetic
+# is the limit. Triton's tutorial for matrix products calls it grouped ordering. In attention, programs of one head run
+# side by side for the same reason: they share keys.
 #
 # **"On Blackwell exponentials are the bottleneck of attention."** At which head_dim? Section 3 computed it.
 #
