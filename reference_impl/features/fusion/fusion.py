@@ -24,7 +24,7 @@ PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))
 
 
 class Neighbours(TypedDict, total=False):
-    """The neighbours of a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
+    """The neighbours of a product; shapes and dtypes are those of `reference.fused_linear`."""
 
     norm: Tensor
     eps: float  # of the norm

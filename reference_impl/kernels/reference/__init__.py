@@ -15,8 +15,9 @@ from reference_impl.kernels.reference.four_bits import (
     from_four_bits,
     to_four_bits,
 )
-from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
 from reference_impl.kernels.reference.linear import (
+    fused_linear,
+    fused_linear_w4a16,
     gemm,
     gemm_fp4,
     gemm_fp8,
