@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.features.cpu.by_rows import WeightByRows
-from reference_impl.kernels.reference import gemm_widened
+from reference_impl.kernels import reference
 
 FEW_ROWS = 8
 
@@ -29,5 +29,5 @@ def slow_half_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     out_features]."""
     if len(x) <= FEW_ROWS:
         return F.linear(x, weight, bias)
-    y = gemm_widened(x.float(), weight)
+    y = reference.gemm_widened(x.float(), weight)
     return (y if bias is None else y.add_(bias)).to(x.dtype)
