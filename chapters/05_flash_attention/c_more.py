@@ -698,8 +698,8 @@ print("significant bits:", {str(t).removeprefix("torch."): int(1 - math.log2(tor
 # %% [markdown] name="swap-reading"
 # Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole
 # prompt without a window. Low-precision types have few bits (the last line). When you change the type, compare with
-# float64 and with the old kernel in the *new* type, as the rule above does, and then with a quality measure (chapter
-# 18). A fixed tolerance can miss a fault in fp32 and fail a good kernel in bf16.
+# float64 and with the old kernel in the *new* type, as the rule above does, and then with a quality measure
+# (chapter 18). A fixed tolerance can miss a fault in fp32 and fail a good kernel in bf16.
 
 # %% [markdown] name="cascade-text"
 # ## 5. Measure and explain
