@@ -452,13 +452,14 @@ right.set_ylim(0)
 other.set_ylim(0)
 show(
     fig,
-    "Left: TPOT over the number of seats, engine against the formula of a decode step; the engine lies above, because "
-    "prompts are read in the same steps. Right: throughput rises and mean TTFT falls with the number of seats.",
+    "Left: TPOT over the number of seats, engine against the formula of a decode step; from 16 seats on the engine lies "
+    "above, because prompts are read in the same steps. Right: throughput rises and mean TTFT falls with the number of seats.",
 )
 
 # %% [markdown] name="seats-reading"
-# The engine's TPOT is above the formula, because the formula counts decodes only, and here new prompts are prefilled in
-# the same steps. With one seat there are no such prefills, and the two agree.
+# From 16 seats on the engine's TPOT is above the formula, because the formula counts decodes only, and here new prompts
+# are prefilled in the same steps. With one seat there are no such prefills; with four they are too few to move the
+# median.
 #
 # So *why does a larger batch raise throughput and hurt latency?* Throughput rises because one read of the weights
 # yields more tokens. A stream slows down because each step also reads all requests' keys and values and computes all
@@ -525,8 +526,8 @@ widgets.table(
 )
 
 # %% [markdown] name="host-scale-text"
-# The host's time grows with every request, from nearly zero. A GPU's step also grows, by the keys and values of each
-# request, but from the time of one read of the weights; so with more requests the host's *share* grows. Theory:
+# The host's time grows with every request. A GPU's step grows as well, by the keys and values of each request, but it
+# begins at one read of the weights; so the host's *share* should be larger with more requests. Theory:
 # `fixed + per request · n`, from the first and the last row, beside the decode step of the large machine. (Kernel
 # launches are not included: on a CPU there are none.)
 
@@ -1179,8 +1180,8 @@ widgets.table(blocked, ["", "short requests: p95 TTFT", "p99 TPOT", "longest gap
 # Continuous batching removes the blocking by long *outputs*: the waits of the first row. (The first row's streams are
 # smooth only because no request joins a running batch.) But now whole prompts enter, and the longest gap is the prefill
 # of a huge prompt. Chunks remove that; the remaining gap is a preemption. What remains is the queue: in order of
-# arrival, every request waits behind one whose prompt does not fit yet. The policy fixes that, and the long requests
-# pay: look at the last column.
+# arrival, every request waits behind one whose prompt does not fit yet. The policy shortens that wait, and the long
+# requests pay: look at the last column.
 #
 # **Facts about software that have moved.** (E15.4) Some sources send you to `vllm/core/scheduler.py`; since V1 the file
 # is `vllm/v1/core/sched/scheduler.py`. TensorRT-LLM's policies are called `GUARANTEED_NO_EVICT`, `MAX_UTILIZATION` and
@@ -1264,8 +1265,9 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="scheduling"))
 # - Waiting grows like `1 / (1 - load)`, times the variance of arrivals and work. With one seat and random arrivals the
 #   mean is exact; a percentile needs a further assumption. With many seats neither one server nor many describes the engine: TPOT grows first. The knee: seats, blocks or arithmetic full.
 # - More seats: more tokens per second, longer TPOT, shorter queue. TPOT ≈ (weights + all caches) / bandwidth.
-# - Shortest-first lowers the mean and shifts the waiting to the long requests. Only the order of the estimates counts.
-#   Without aging they can starve. Bound with aging: no request that arrives `cost / aging` later goes first.
+# - Shortest-first lowers the mean and shifts the waiting to the long requests. Without aging only the order of the
+#   estimates counts, and long requests can starve. Bound with aging: no request that arrives `cost / aging` later goes
+#   first.
 # - Admission: worst case (no preemption, fewer run) or fill (more run, may thrash). Seats ≈ cache tokens / (prompt +
 #   mean output).
 # - Preempted requests keep their tokens. Recompute: arithmetic. Swap: `2 · bytes / link`. Neither changes the text, up
