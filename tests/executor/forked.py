@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+from reference_impl.features.parallel import group
 from reference_impl.features.process import worker
 from tests.warm import Warm
 
@@ -51,3 +52,4 @@ def forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         return start_beside(request.getfixturevalue("warm"), module, *words)
 
     monkeypatch.setattr(worker, "start_beside", start)
+    monkeypatch.setattr(group, "nursery_supported", lambda: False)  # so ranks are started in the same way

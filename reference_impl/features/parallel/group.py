@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -21,6 +23,8 @@ from reference_impl.features.parallel.shared_memory import Board
 from reference_impl.features.parallel.stages import Stages, check_alike
 from reference_impl.features.parallel.threads import ThreadGroup
 from reference_impl.features.process.facts import Facts, combined
+from reference_impl.features.process.nursery import Nursery
+from reference_impl.features.process.nursery import supported as nursery_supported
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
 from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
 from reference_impl.interfaces.collectives import CollectiveError, RankTime
@@ -101,8 +105,10 @@ class RankProcesses(RankGroup):
         self.ranks: list[WorkerProcess] = []
         self._waits: int | None = None  # the step that waits for masks
         try:
+            self._nursery = Nursery() if nursery_supported() else None
+            start = partial(WorkerProcess, start=None if self._nursery is None else self._nursery.start)
             with ThreadPoolExecutor(len(makes)) as pool:
-                starting = [pool.submit(WorkerProcess, make, rank) for rank, make in enumerate(makes)]
+                starting = [pool.submit(start, make, rank) for rank, make in enumerate(makes)]
         finally:
             board.close_path()  # all ranks have opened it
         self.ranks = [each.result() for each in starting if each.exception() is None]
@@ -130,20 +136,28 @@ class RankProcesses(RankGroup):
             self._or_end(ticket, self.ranks[rank].finish, ticket, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
-        found = [self._or_end(ticket, rank.show_drafts, ticket, ask) for rank in self.ranks]
+        for rank in self.ranks:
+            self._or_end(ticket, rank.ask_drafts, ticket)
+        found = self._answers(ticket, lambda rank: rank.drafts(ticket, ask))
         return self._or_end(ticket, check_alike, ticket, range(len(found)), found, "drafts")
 
     def collect(self, ticket: int) -> Reply:
-        replies: dict[int, Reply] = {}
-        while waiting := [rank for rank in self.ranks if rank.rank not in replies]:
+        replies = self._answers(ticket, lambda rank: rank.collect(ticket))
+        return self._or_end(ticket, self.stages.reply, ticket, replies)
+
+    def _answers(self, step: int, read: Callable[[WorkerProcess], Any]) -> list[Any]:
+        """What all ranks answer, as it comes: each may wait for the others. read: a rank's message; None: another
+        follows."""
+        answers: dict[int, Any] = {}
+        while waiting := [rank for rank in self.ranks if rank.rank not in answers]:
             progress = self.board.progress()
             answered = connection.wait([rank.fileno() for rank in waiting], self.seconds)
             if not answered and self.board.progress() == progress:
-                self._end(ticket, f" within {self.seconds:g} s", None, [rank.rank for rank in waiting])
+                self._end(step, f" within {self.seconds:g} s", None, [rank.rank for rank in waiting])
             for rank in waiting:
-                if rank.fileno() in answered:
-                    replies[rank.rank] = self._or_end(ticket, rank.collect, ticket)
-        return self._or_end(ticket, self.stages.reply, ticket, [replies[rank.rank] for rank in self.ranks])
+                if rank.fileno() in answered and (answer := self._or_end(step, read, rank)) is not None:
+                    answers[rank.rank] = answer
+        return [answers[rank.rank] for rank in self.ranks]
 
     def reports(self) -> list[RankReport]:
         """What each rank did since it began."""
@@ -160,6 +174,8 @@ class RankProcesses(RankGroup):
         self.ended = self.ended or "they were closed"
         for rank in self.ranks:
             rank.close()
+        if self._nursery is not None:
+            self._nursery.close()
 
     def _or_end(self, step: int, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -218,9 +234,15 @@ class RankThreads(RankGroup):
             running[rank] = self._threads[rank].submit(_finish, self.executors[rank], begun, masks)
 
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
-        runs, found = self._all(self._running[ticket]), list[Any]()
-        for rank, executor in enumerate(self.executors):  # one after another: all ask the same grammar
-            found += self._all([self._threads[rank].submit(executor.show_drafts, runs[rank], ask)])  # type: ignore[attr-defined]
+        turn = threading.Lock()
+
+        def ask_in_turn(texts: Sequence[tuple[int, tuple[int, ...]]]) -> Sequence[bytes | None]:
+            with turn:  # all ask the same grammar
+                return ask(texts)
+
+        runs = self._all(self._running[ticket])  # drafts may need collectives, so ranks make them at the same time
+        ranks = zip(self._threads, self.executors, runs, strict=True)
+        found = self._all([each.submit(own.show_drafts, run, ask_in_turn) for each, own, run in ranks])  # type: ignore[attr-defined]
         return self._or_end(check_alike, ticket, range(len(found)), found, "drafts")
 
     def collect(self, ticket: int) -> Reply:

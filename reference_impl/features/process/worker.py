@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted, ShowsDrafts
 from reference_impl.features.process.facts import Facts
@@ -42,6 +42,16 @@ class WorkerError(RuntimeError):
         self.step_id, self.rank = step_id, rank
 
 
+class Process(Protocol):
+    """What is asked of a process, as of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
 class WorkerProcess:
     """An executor that works in another process. `make()`, called there, gives the executor that does the work, and its
     `Facts`. It is pickled, so it must be a function of a module, or a partial of one.
@@ -49,14 +59,17 @@ class WorkerProcess:
     rank: which of several workers it is. step_seconds: how long a step may take, and how long a message to the worker
     may wait to be read; None: a step may take any time, a message waits READING_SECONDS. ValueError if `make` raises
     ValueError or OSError, with the same text; WorkerError for any other error of it, or if the process ends before it
-    is ready.
+    is ready. start: see `start_beside`, which is what it is if not given.
     """
 
-    def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None):
+    def __init__(
+        self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0, step_seconds: float | None = None,
+        start: Callable[..., tuple[Process, socket.socket]] | None = None,
+    ):  # fmt: skip
         self.rank, self.step_seconds = rank, step_seconds
         self._waits = False  # whether the step that was sent last waits for its masks
         self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
-        self._process, mine = start_beside(__name__, str(rank))
+        self._process, mine = (start or start_beside)(__name__, str(rank))
         self._connection = Connection(mine.detach())
         try:
             self._connection.send_bytes(pickle.dumps(make))
@@ -101,16 +114,25 @@ class WorkerProcess:
     def show_drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted]:
         """The drafts of a step that waits for masks: see `ShowsDrafts`. WorkerError if the step failed, RuntimeError
         unless it is alone in flight."""
+        self.ask_drafts(ticket)
+        while (found := self.drafts(ticket, ask)) is None:
+            pass
+        return found
+
+    def ask_drafts(self, ticket: int) -> None:
+        """The first half of `show_drafts`: asks for the drafts. Errors: see there."""
         if list(self._in_flight) != [ticket]:
             raise RuntimeError(f"drafts of step {ticket} are asked for, and in flight are {list(self._in_flight)}")
-        message: Any = ticket
-        while True:
-            self._send(message, ticket)
-            what, found = self._message(ticket)
-            if what != "masks":
-                drafts: Sequence[Drafted] = found
-                return drafts
-            message = list(ask(found))
+        self._send(ticket, ticket)
+
+    def drafts(self, ticket: int, ask: AskMasks) -> Sequence[Drafted] | None:
+        """The second half: reads a message. None: the worker needed masks and got them, so another message follows."""
+        what, found = self._message(ticket)
+        if what == "masks":
+            self._send(list(ask(found)), ticket)
+            return None
+        drafts: Sequence[Drafted] = found
+        return drafts
 
     def collect(self, ticket: int) -> Reply:
         """Waits for a step and returns its reply. WorkerError if the step failed, or the worker is gone; RuntimeError
@@ -206,7 +228,7 @@ class WorkerProcess:
         self._connection.close()
         try:
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, TimeoutError):
             self._process.kill()
             self._process.wait()
 
@@ -222,7 +244,7 @@ def start_beside(module: str, *words: str) -> tuple[subprocess.Popen[bytes], soc
     return process, mine
 
 
-def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def how_it_ended(process: Process) -> str:
     """Waits for the process to end, and says how it did."""
     code = process.wait()
     return f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"

@@ -23,6 +23,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.ranks import ranked_engine
 from reference_impl.features.parallel.shared_memory import Board
+from reference_impl.features.process.nursery import Nursery
 from reference_impl.features.process.worker import WorkerError
 from reference_impl.interfaces import SamplingParams, StepRow
 from tests.executor.forked import forked_workers, kill  # noqa: F401
@@ -70,6 +71,53 @@ sampling = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 print(llm.generate([[5, 17, 40, 9] * 5], sampling)[0].outputs[0].token_ids)
 print([rank.pid for rank in llm.engine.executor.ranks])
 """
+
+
+def test_ranks_are_forked_from_a_process_that_has_imported_torch_and_done_nothing(ranked) -> None:
+    engine = ranked()
+    nursery = engine.executor._nursery
+    assert nursery is not None
+    parents = [
+        Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1] for rank in engine.executor.ranks
+    ]
+    assert parents == [str(nursery.pid)] * 2
+    assert len(os.listdir(f"/proc/{nursery.pid}/task")) == 1, "threads"
+    assert "libtorch_cpu" in Path(f"/proc/{nursery.pid}/maps").read_text()
+    engine.close()
+    assert nursery._process.poll() == 0
+    with pytest.raises(ChildProcessError, match=rf"the process {nursery.pid} that forks ranks has ended"):
+        nursery.start("any")
+
+
+ENDS = """
+import os, signal, sys
+
+def main():
+    if sys.argv[2] == "signal":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if sys.argv[2] == "wait":
+        signal.pause()
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_how_a_forked_process_ended_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    nursery = Nursery()
+    ended = [nursery.start("ends", how) for how in ("0", "7", "signal", "error", "wait")]
+    *others, (waits, _) = ended
+    assert [process.wait() for process, _ in others] == [0, 7, -signal.SIGTERM, 1]
+    assert [process.poll() for process, _ in others] == [0, 7, -signal.SIGTERM, 1]
+    assert waits.poll() is None
+    with pytest.raises(TimeoutError, match=f"process {waits.pid} still runs after 0.01 s"):
+        waits.wait(0.01)
+    os.kill(nursery.pid, signal.SIGKILL)
+    assert waits.wait() == -signal.SIGKILL, "its parent is gone, so it is ended"
+    for _, own in ended:
+        own.close()
+    nursery.close()
 
 
 def test_a_plain_script_writes_the_text_of_one_process_and_leaves_nothing(tmp_path: Path) -> None:
