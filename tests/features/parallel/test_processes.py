@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,27 @@ def test_two_engines_at_once(forked_ranked) -> None:
     expected = serve(Engine(load_model(FOLDER, torch.float32), EngineConfig(num_blocks=40)))
     one, two = forked_ranked(), forked_ranked()
     assert serve(one) == serve(two) == expected
+
+
+def test_ranks_make_drafts_under_a_grammar_at_the_same_time(forked_ranked) -> None:
+    """The forward pass begins where the host asks for drafts, and drafts of the first layers are of all ranks, too."""
+
+    class Odd:
+        def allowed(self, output: Sequence[int]) -> bytes:
+            return (b"\x55" if len(output) % 2 else b"\xaa") * 512
+
+    drafts = {"speculative": "early-exit", "num_drafts": 2, "adaptive_drafts": "off"}
+    config = EngineConfig(num_blocks=40)
+    texts = []
+    for engine in (
+        Engine(load_model(FOLDER, torch.float32), config),
+        forked_ranked(dataclasses.replace(CONFIG, step_seconds=20, **drafts)),
+    ):
+        request = engine.add(*ASKED[0], grammar=Odd())
+        while engine.has_work():
+            engine.step()
+        texts.append(request.tokens)
+    assert texts[0] == texts[1]
 
 
 def test_a_rank_that_is_killed_ends_the_group_and_is_named(forked_ranked) -> None:

@@ -129,3 +129,17 @@ def test_heads_on_hidden_states_read_embedding_and_logits_of_all_ranks(method: s
     with closing(llm.engine) as engine:
         assert llm.generate(prompt, sampling)[0].outputs[0].token_ids == expected
         assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["draft", "early-exit"])
+def test_ranks_make_drafts_under_a_grammar_at_the_same_time(method: str) -> None:
+    """The forward pass begins where the host asks for drafts: asked one by one, a rank waited in it for the others."""
+    sampling = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, bad_words=["a", "self"])
+    options: dict[str, Any] = {"dtype": "float64", "device": "cpu", "num_blocks": 60}
+    drafts: dict[str, Any] = {"speculative": method, "num_drafts": 2, "adaptive_drafts": "off", "step_seconds": 5}
+    model = {"draft_model": course_model("draft")} if method == "draft" else {}
+    expected = LLM(course_model("draft"), **options).generate([[5, 9, 3]], sampling)[0].outputs[0].token_ids
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "worker": "threads"}
+    llm = LLM(course_model("draft"), **options, **drafts, **model, **ranks)
+    with closing(llm.engine):
+        assert llm.generate([[5, 9, 3]], sampling)[0].outputs[0].token_ids == expected
