@@ -81,8 +81,9 @@ def _ends(file: GgufFile) -> list[int]:
     any of these."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
     named = [*(file.metadata[name] for name in names if name in file.metadata), *ends_between_files(file).values()]
-    found = [*named, *ends_by_text(file).values()]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+    by_text, others = ends_by_text(file)
+    found = [*named, *by_text.values()]
+    return [one for i, one in enumerate(found) if one not in found[:i] and one not in others]
 
 
 def _scaling(file: GgufFile, fields: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
     "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+    "[e~[",
 )  # fmt: skip
 # What stands between files of code ends an answer, too: by its text only where the file does not name its id.
 _BETWEEN_FILES = {
@@ -40,10 +41,11 @@ _BETWEEN_FILES = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-# Where all of the first are there, the second ends no turn.
+# Where all of the first are there, the second ends no turn, also where the file names its id.
 _NO_ENDS = (
-    ({"<|return|>", "<|call|>"}, "<|end|>"), ({"<|calls|>", "<|flush|>"}, "<|end|>"), ({"<|tool_response>"}, "</s>"),
-)  # fmt: skip
+    *(({first, call}, "<|end|>") for first in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>")),
+    ({"<|tool_response>"}, "</s>"),
+)
 _CONTROL, _USER = 3, 4  # types of tokens: one that is never written as text, and one that is never cut
 
 
@@ -150,8 +152,9 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
     return made
 
 
-def ends_by_text(file: GgufFile) -> dict[str, int]:
-    """The tokens of the file that end an answer by their text, with their ids."""
+def ends_by_text(file: GgufFile) -> tuple[dict[str, int], list[int]]:
+    """The tokens of the file that end an answer by their text, with their ids; and the ids of those that beside these
+    end none."""
     tokens, whole = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.huggingface.json")
     named = ends_between_files(file)
     texts = (*_ENDS, *(text for kind, own in _BETWEEN_FILES.items() if kind not in named for text in own))
@@ -161,9 +164,9 @@ def ends_by_text(file: GgufFile) -> dict[str, int]:
         made = _whole(whole, file.path)
         places = {text: token for text in texts if (token := made.token_to_id(text)) is not None}
     else:
-        return {}
-    others = {text for all_of, text in _NO_ENDS if all_of <= places.keys()}
-    return {text: token for text, token in places.items() if text not in others}
+        return {}, []
+    others = {text for all_of, text in _NO_ENDS if all_of | {text} <= places.keys()}
+    return places, [places.pop(text) for text in others]
 
 
 def ends_between_files(file: GgufFile) -> dict[str, int]:
@@ -181,7 +184,7 @@ def _add_special(made: Tokenizer, file: GgufFile) -> None:
         named = [token for token, own in zip(tokens, types, strict=False) if own == kind]
         add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in named])
     # What ends an answer is no text of it, whatever its type.
-    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ends_by_text(file)])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ends_by_text(file)[0]])
     model, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     begins = model == "llama" or pre == "llama-bpe"  # where the file does not say it, as in llama.cpp
     around = []

@@ -32,7 +32,7 @@ def test_a_template_may_end_turns_with_a_token_that_the_file_does_not_name(tmp_p
 
 @pytest.mark.parametrize(
     "end", ["<|eot_id|>", "<end_of_turn>", "<|end|>", "</s>", "<|eom_id|>", "<eos>", "<EOT>", "[EOT]",
-            "<｜end▁of▁sentence｜>"]
+            "<｜end▁of▁sentence｜>", "[e~["]
 )  # fmt: skip
 def test_texts_that_end_turns(end: str, tmp_path: Path) -> None:
     assert _ends(gguf_file(tmp_path, ["<s>", "a", end, "<|im_start|>"], eos_token_id=0)) == [0, 2]
@@ -54,6 +54,8 @@ def test_what_stands_between_files_of_code_ends_an_answer(kind: str, text: str, 
 def test_what_ends_no_turn_beside_others(tmp_path: Path) -> None:
     """gpt-oss writes several messages, each up to <|end|>."""
     assert _ends(gguf_file(tmp_path, TOKENS[6:])) == [1, 2]
+    assert _ends(gguf_file(tmp_path, TOKENS[6:], eos_token_id=1, eot_token_id=0)) == [1, 2]
+    assert _ends(gguf_file(tmp_path, ["<|end|>", "<|flush|>", "<|call|>"])) == [1, 2]
     assert _ends(gguf_file(tmp_path, ["</s>", "<turn|>", "<|tool_response>"])) == [1, 2]
 
 

@@ -156,7 +156,9 @@ def tried(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any
 
 
 def _text(arguments: Any) -> Any:
-    return str(arguments) if isinstance(arguments, Arguments) else arguments
+    if isinstance(arguments, dict) and not isinstance(arguments, Arguments):  # came as an object
+        return json.dumps(arguments, ensure_ascii=False)
+    return str(arguments)
 
 
 def _object(arguments: Any) -> Any:

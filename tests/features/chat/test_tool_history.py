@@ -65,6 +65,15 @@ def test_a_template_that_writes_arguments_as_text_writes_what_was_sent(
     assert encoder.chat_text(history(text), chat_template=template + "{% endfor %}{% endfor %}") == text
 
 
+@pytest.mark.parametrize(
+    "written", ["{{ '' + a }}", "{{ a.strip() }}", "{{ raise_exception('') if a is mapping }}{{ a }}"]
+)
+def test_it_writes_an_object_that_was_sent_as_json(written: str, encoder: ChatEncoder) -> None:
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}" + written
+    messages = history({"city": "Köln"})
+    assert encoder.chat_text(messages, chat_template=template + "{% endfor %}{% endfor %}") == '{"city": "Köln"}'
+
+
 def test_a_call_without_arguments_has_none_to_give(encoder: ChatEncoder) -> None:
     """As in vLLM: null, an empty text, and a call that does not name them are calls without arguments."""
     template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}"
