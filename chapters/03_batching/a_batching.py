@@ -232,8 +232,8 @@ print(
 # batching, dynamic batching, and that of Orca (Yu et al., 2022), which introduced continuous batching, without chunked
 # prefill and with memory reserved for the longest output. Same model, same attention, same requests: only the order of
 # work differs. So only the steps differ, and the texts are equal. (Up to rounding, to be exact: other neighbours in a
-# step can mean another order of additions. In float32, as here, that tips no choice; in 16 bits it can, unless the engine
-# runs with `batch_invariant=True`.)
+# step can mean another order of additions. In float32 that rarely tips a choice, and the cells check that it does not
+# here; in 16 bits it can, unless the engine runs with `batch_invariant=True`.)
 
 
 # %% name="engine-parts"
@@ -389,9 +389,9 @@ show(
 )
 
 # %% [markdown] name="amortize-reading"
-# The dotted line would hold if everything were shared. The part that is not shared bends the curves up: on the GPU the
-# keys and values of each request (more at a longer context), on this machine also the arithmetic, because a CPU core
-# has far fewer operations per byte than a tensor core. Where the shared part is small there is little to gain.
+# The dotted line would hold if everything were shared. The part that is not shared bends the curves up: on a GPU the
+# keys and values of each request (more at a longer context), on a CPU also the arithmetic, because a core has far fewer
+# operations per byte than a tensor core. Where the shared part is small there is little to gain.
 #
 # ### What filling the seats gains
 #
@@ -449,10 +449,10 @@ show(
 )
 
 # %% [markdown] name="ratio-reading"
-# The cell asserts the steps. On an idle machine the ratio of times follows roughly. The two can differ, because the last steps of the
-# continuous run have few rows and are cheap on a CPU, while the static run pays for all its rows, finished or not. On a
-# GPU, where a step costs nearly the same for 2 and 8 rows, the two ratios are close. **The ratio is a property of the
-# lengths**, not of the method: without a load, a ratio means nothing.
+# The cell asserts the steps; the times depend on the machine and on what else it does. On a CPU the two ratios can
+# differ on an idle machine, too: the last steps of the continuous run have few rows and are cheap, while the static run
+# pays for all its rows, finished or not. Where a step costs nearly the same for 2 and 8 rows, as on a GPU, they are
+# close. **The ratio is a property of the lengths**, not of the method: without a load, a ratio means nothing.
 #
 # ### Requests that arrive
 #
@@ -825,7 +825,7 @@ widgets.table(
 )
 
 # %% [markdown] name="errata-paging"
-# All of these are true on this machine, and each could appear on a slide.
+# Each row was measured on this machine, and could appear on a slide.
 #
 # **"Paging makes continuous batching possible."** (E03.7) Orca did it in 2022 on contiguous reservations, and
 # preemption by recomputation needs no pages. Here is the engine's own scheduler over contiguous memory. Paging changes
@@ -976,7 +976,7 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="batching"))
 # - A freed seat is refilled in the next step.
 # - Ragged batch: a flat list of tokens for the matrices, `query_start_loc` for the boundaries, attention per sequence.
 # - A step takes max(arithmetic, bytes). A prompt and decodes in one step take less than apart, and the decodes wait no
-#   longer than for the prompt alone. A long step is what stalls them; chunks make it short.
+#   longer than if the prompt went first. A long step is what stalls them; chunks make it short.
 # - Up to about `ridge · MFU / MBU` tokens (16-bit weights, decodes included) cost no more time than one read of the
 #   weights.
 # - Chunked prefill: decodes first, then prompt chunks, in one step, under a token budget. Smaller: short gaps. Larger:
