@@ -8,8 +8,17 @@ kv_cache       bytes of keys and values, memory budgets, how much context fits
 latency        operation counts with and without a cache, time bounds from compute and bandwidth
 roofline       arithmetic intensity of matrices, attention and whole steps; which of a device's limits binds
 attention_traffic  values that attention moves over a whole prompt, unfused and tiled
+online_softmax  a softmax over pieces, merged
 collectives    alpha-beta cost of communication, tensor parallelism
+experts        experts over ranks: the busiest rank, replicas, placement, capacity
 queueing       waiting against load: Little's law and queues with a closed form
+prefix_cache   what hits save
+speculative    tokens of a step with drafts, and when they pay
+quantization   bits, errors and sizes of formats
+fusion         bytes that a fused chain of operations saves
+occupancy      warps, registers and shared memory of an SM
+warp           lanes, banks and branches of a warp
+deployment     a model on a device: times of a step and of a prompt
 cost           price per token, fleets, the throughput a deployment can have
 adapters       size of low-rank adapters
 drills         random exercises over all of the above, with a checker that explains
