@@ -3,6 +3,7 @@ with samples, branches, pins, pages, grammars and hidden states."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -15,20 +16,13 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts, ReportsFacts
 from reference_impl.assembly.planner_half import PlannerHalf
-from reference_impl.assembly.speculation import tree_of
 from reference_impl.assembly.worker_half import WorkerHalf
 from reference_impl.core.engine import Engine as CoreEngine
 from reference_impl.core.engine import StepResult
 from reference_impl.core.requests import check_read
-from reference_impl.features.beams.engine import Branches
 from reference_impl.features.biases.engine import check_tokens
 from reference_impl.features.failing.engine import Failing
-from reference_impl.features.grammars.engine import Masking, check_grammar
 from reference_impl.features.pins.engine import Pin, Pins
-from reference_impl.features.pooling.engine import PoolsRequests, check_pooling
-from reference_impl.features.scoring.engine import Scoring
-from reference_impl.features.speculative.engine import BooksDrafts
-from reference_impl.features.transfer.engine import MovesPages
 from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -46,7 +40,11 @@ from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
+    from reference_impl.core.engine_feature import EngineFeature
+    from reference_impl.features.beams.engine import Branches
     from reference_impl.features.process.facts import Facts, ModelFacts
+    from reference_impl.features.speculative.engine import BooksDrafts
+    from reference_impl.features.transfer.engine import MovesPages
 
 logger = logging.getLogger("inferlab.engine")
 
@@ -64,6 +62,8 @@ class Engine(CoreEngine):
     trace: Trace
     attention: AttentionBackend  # this and the cache: where the worker is here
     kv_cache: KVCache
+    _drafts: BooksDrafts | None
+    _pages: MovesPages | None
 
     def __init__(self, model: Decoder | ModelFacts, config: EngineConfig | None = None, parts: Parts | None = None):
         parts = parts or Parts()
@@ -84,16 +84,14 @@ class Engine(CoreEngine):
             planner=half.planner, depth=half.depth,
         )  # fmt: skip
         this: Any = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
-        self._branches, self._pins = Branches(this), Pins(this)
-        num_levels = 0 if (tree := tree_of(config)) is None else tree.num_levels
-        self._drafts = BooksDrafts(self.planner, config.acceptance, num_levels)
-        self._pages = MovesPages(this, half.kv) if isinstance(half.kv, FetchesPages) else None
-        # What only some requests need joins when the first of them does, so that no step before passes through it.
-        self._masking, self._pooling, self._scoring = Masking(this), PoolsRequests(), Scoring()
+        self._pins, self._drafts, self._pages = Pins(this), None, None
         self.hooks.add(Failing(this))
         if config.num_drafts or parts.scheduler is not None:
-            self.hooks.add(self._drafts)
-        if self._pages is not None:
+            self.hooks.add(self._book_drafts())
+        if isinstance(half.kv, FetchesPages):
+            from reference_impl.features.transfer.engine import MovesPages
+
+            self._pages = MovesPages(this, half.kv)
             self.hooks.add(self._pages)
         if parts.scheduler is not None or parts.executor is not None:
             self.hooks.add(CheckedParts(this))
@@ -112,7 +110,7 @@ class Engine(CoreEngine):
     @property
     def num_broken_drafts(self) -> int:
         """How many drafts came from a draft model's logits that are not numbers."""
-        return self._drafts.num_broken_drafts
+        return 0 if self._drafts is None else self._drafts.num_broken_drafts
 
     @property
     def overlaps(self) -> bool:
@@ -151,11 +149,24 @@ class Engine(CoreEngine):
         """
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError(f"deadline: expected finite seconds on the engine's clock, or None, got {deadline}")
-        check_grammar(grammar, self.executor)
+        this: Any = weakref.proxy(self)
+        needed: list[EngineFeature] = []  # what only some requests ask for is imported when the first of them does
+        if grammar is not None:
+            from reference_impl.features.grammars.engine import Masking, check_grammar
+
+            check_grammar(grammar, self.executor)
+            needed.append(Masking(this))
         self.check_not_lost()
         sampling = sampling or SamplingParams()
         if pooling is not None:
+            from reference_impl.features.pooling.engine import PoolsRequests, check_pooling
+
             check_pooling(pooling, sampling, holds, grammar)
+            needed.append(PoolsRequests())
+        if sampling.prompt_logprobs is not None:
+            from reference_impl.features.scoring.engine import Scoring
+
+            needed.append(Scoring())
         request = self.new_request(
             prompt, sampling, request_id, holds=holds, grammar=grammar, pooling=pooling, cache_salt=cache_salt,
             priority=priority, tenant=tenant, deadline=deadline, block_tables=[[] for _ in self.kv_specs],
@@ -169,11 +180,10 @@ class Engine(CoreEngine):
             request.seed = int.from_bytes(drawn.digest(), "big")
         if pooling is not None:
             request.max_total_tokens = request.num_prompt_tokens
-        self._branches.add_samples(request)
-        for feature, needs_it in (
-            (self._masking, grammar), (self._pooling, pooling), (self._scoring, sampling.prompt_logprobs),
-        ):  # fmt: skip
-            if needs_it is not None and feature not in self.hooks.features:
+        if sampling.n > 1:
+            self._branches.add_samples(request)
+        for feature in needed:  # and no step before passes through it
+            if type(feature) not in map(type, self.hooks.features):
                 self.hooks.add(feature)
         return self.enqueue(request)
 
@@ -185,6 +195,20 @@ class Engine(CoreEngine):
                 request.id, request.num_tokens, self.num_blocks, self.block_size,
                 min(request.num_prompt_tokens + request.sampling.max_tokens, self.max_model_len),
             )  # fmt: skip
+
+    @functools.cached_property
+    def _branches(self) -> Branches:
+        from reference_impl.features.beams.engine import Branches
+
+        return Branches(cast("Any", weakref.proxy(self)))
+
+    def _book_drafts(self) -> BooksDrafts:
+        from reference_impl.assembly.speculation import tree_of
+        from reference_impl.features.speculative.engine import BooksDrafts
+
+        tree = tree_of(self.config)
+        self._drafts = BooksDrafts(self.planner, self.config.acceptance, 0 if tree is None else tree.num_levels)
+        return self._drafts
 
     def fork(self, request_id: str, token: int) -> Request:
         """Starts a branch of a held request: see `Branches.fork`."""

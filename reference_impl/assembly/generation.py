@@ -20,11 +20,11 @@ from reference_impl.assembly.outputs import (
     stop_reason,
 )
 from reference_impl.core import llm as core_llm
-from reference_impl.features.texts.stream import AskedTextStream
 from reference_impl.interfaces import Request
 
 if TYPE_CHECKING:
     from reference_impl.assembly.llm import LLM
+    from reference_impl.features.texts.stream import AskedTextStream
 
 logger = logging.getLogger("inferlab.engine")
 
@@ -41,8 +41,12 @@ class Generation(core_llm.Generation):
     def __init__(self, llm: LLM, request: Request):
         super().__init__(llm, request)
         self.llm, p = llm, request.sampling
+        self._asked_text: AskedTextStream | None = None
         if llm.tokenizer and (p.include_stop_str_in_output or not p.skip_special_tokens or (p.min_tokens and p.stop)):
-            self.text = AskedTextStream(llm.tokenizer, request.tokens[: request.num_prompt_tokens], p)
+            from reference_impl.features.texts.stream import AskedTextStream
+
+            prompt = request.tokens[: request.num_prompt_tokens]
+            self.text = self._asked_text = AskedTextStream(llm.tokenizer, prompt, p)
         if not p.detokenize:
             self.text = None
         self.others: list[Generation] = []
@@ -54,8 +58,8 @@ class Generation(core_llm.Generation):
 
     def push(self, tokens: Sequence[int]) -> None:
         ended = self.request.finish_reason == "stop" and self.request.sampling.include_stop_str_in_output
-        if ended and isinstance(self.text, AskedTextStream):
-            self.text.last = tokens[-1]
+        if ended and self._asked_text is not None:
+            self._asked_text.last = tokens[-1]
         try:
             super().push(tokens)
         except Exception as error:

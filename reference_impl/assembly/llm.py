@@ -38,17 +38,17 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
-from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice, shown_tools
+from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice
 from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.features.sizing.memory import give_back
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.checkpoints import is_gguf, read_config
-from reference_impl.models.embedding_defaults import EmbeddingDefaults, embedding_defaults
 from reference_impl.models.loader import lacks_head
 from reference_impl.models.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from reference_impl.features.beams.search import Beam
+    from reference_impl.models.embedding_defaults import EmbeddingDefaults
     from reference_impl.models.shapes import Shape
 
 __all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
@@ -206,6 +206,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         "auto", or "none": the model is not shown tools. With a tool_call_parser, calls in an answer become its
         `tool_calls`.
         """
+        from reference_impl.features.chat.conversation import shown_tools
+
         shown = shown_tools(tools, tool_choice)
         prompts = [self.chat_prompt(one, shown, **options) for one in conversations(messages)]
         outputs = self.generate(prompts, _either(sampling, sampling_params))
@@ -236,6 +238,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     @functools.cached_property
     def embedding_defaults(self) -> EmbeddingDefaults:
         """How `embed` pools where it is not told."""
+        from reference_impl.models.embedding_defaults import embedding_defaults
+
         return embedding_defaults(self.folder)
 
     def embed(

@@ -23,12 +23,11 @@ from reference_impl.features.cpu.operators import use_norm_of_few
 from reference_impl.features.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.features.sizing.memory import check_free, free_bytes
 from reference_impl.interfaces import LinearMethod
-from reference_impl.models.checkpoints import is_gguf, is_quantized
+from reference_impl.models.checkpoints import Checkpoint, is_gguf, is_quantized
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
-from reference_impl.models.identity import Checkpoint
 from reference_impl.models.loader import (
     Destination,
     NoHead,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from reference_impl.core import llm as core_llm
-from reference_impl.features.texts.tokens import token_text
 from reference_impl.interfaces import Request, TokenLogprobs
 from reference_impl.observe.metrics import RequestMetrics
 
@@ -120,6 +119,7 @@ def stop_reason(request: Request, stopped_by: str | None) -> str | int | None:
 
 def logprob_dicts(reports: Sequence[TokenLogprobs], texts: core_llm.LLM) -> list[dict[int, Logprob]]:
     """The reports in vLLM's shape, {token id: Logprob} for each token. texts: its tokenizer gives decoded_token."""
+    from reference_impl.features.texts.tokens import token_text
 
     tokens = None if texts.tokenizer is None else token_text(texts.tokenizer)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from reference_impl.assembly.checks import check_blocks, check_pool
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.draft_model import must_follow
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
@@ -15,7 +14,6 @@ from reference_impl.assembly.speculation import BY_HOST, host_proposer, tree_of
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.engine import WallClock
 from reference_impl.features.beams.planning import ForkingPlanner
-from reference_impl.features.grammars.drafts import ShowsDrafts
 from reference_impl.features.overlap.depth import depth_for, stages_for
 from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import BlockPool as AnyBlockPool
@@ -43,7 +41,7 @@ class PlannerHalf:
         proposer = host_proposer(config.speculative) if config.speculative in BY_HOST else parts.host_proposer
 
         def scheduler() -> Scheduler:
-            return make_scheduler(config, parts, worker, self.kv, proposer, stages, isinstance(executor, ShowsDrafts))
+            return make_scheduler(config, parts, worker, self.kv, proposer, stages, executor)
 
         self.scheduler = part(parts.scheduler, scheduler)
         # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
@@ -86,10 +84,16 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
 
 def make_scheduler(
     c: EngineConfig, parts: Parts, worker: Facts, kv: KVManager, proposer: HostProposer | None, num_stages: int,
-    shows_drafts: bool,
+    executor: Executor,
 ) -> Scheduler:  # fmt: skip
+    shows_drafts = follows = False
+    if c.num_drafts:
+        from reference_impl.assembly.draft_model import must_follow
+        from reference_impl.features.grammars.drafts import ShowsDrafts
+
+        shows_drafts, follows = isinstance(executor, ShowsDrafts), must_follow(c, parts.draft_model)
     return continuous_batching(
         kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), worker.max_model_len,
-        must_follow(c, parts.draft_model), shows_drafts,
+        follows, shows_drafts,
     )  # fmt: skip

@@ -9,8 +9,17 @@ from torch import Tensor
 
 from reference_impl.core.sampler import SETTINGS, TorchSampler, distribution, settings_of
 from reference_impl.core.staging import to_device
-from reference_impl.features.penalties.sampler import CalledSampler
-from reference_impl.interfaces import SamplingParams
+from reference_impl.interfaces import Asking, Sampled, SamplingParams
+
+
+class CalledSampler(TorchSampler):
+    """A `TorchSampler` that can also be called as a `Sampler`."""
+
+    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
+        from reference_impl.features.penalties.sampler import sampled
+
+        return sampled(self, logits, requests)
+
 
 sample = CalledSampler()
 

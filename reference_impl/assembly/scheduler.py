@@ -3,18 +3,12 @@ for a feature that is off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from reference_impl.core.scheduler import Scheduler, SchedulerFeature, known_tokens
-from reference_impl.features.admission.worst_case import most_tokens
 from reference_impl.features.beams.scheduling import Branching
 from reference_impl.features.overlap.scheduling import WaitsForBlocks
 from reference_impl.features.pooling.scheduling import PoolsPrompts
-from reference_impl.features.stages.scheduling import Staged
-from reference_impl.features.swap.scheduling import Swapping
-from reference_impl.features.transfer.scheduling import LoadsPages
 from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
 
 if TYPE_CHECKING:
@@ -61,19 +55,28 @@ def continuous_batching(
                 from reference_impl.features.speculative.adapting import Adapting
 
                 kind, options = Adapting, options | {"must_follow": must_follow}
-    scheduler = kind(
-        kv, max_num_seqs, max_num_batched_tokens, policy, most_tokens if admission == "worst_case" else known_tokens,
-        **options,
-    )  # fmt: skip
-    features: list[tuple[Callable[[Scheduler], SchedulerFeature], bool]] = [  # and whether it is needed
-        (LoadsPages, isinstance(kv, FetchesPages)),
-        (partial(Staged, num_stages=num_stages), num_stages > 1),
-        (WaitsForBlocks, isinstance(kv, DefersReuse)),
-        (Swapping, preemption == "swap"),
-        (Branching, True),  # what one request may ask for costs the others nothing
-        (PoolsPrompts, True),
-    ]
-    for feature, is_needed in features:
-        if is_needed:
-            scheduler.hooks.add(feature(scheduler))
+    needs = known_tokens
+    if admission == "worst_case":
+        from reference_impl.features.admission.worst_case import most_tokens
+
+        needs = most_tokens
+    scheduler = kind(kv, max_num_seqs, max_num_batched_tokens, policy, needs, **options)
+    features: list[SchedulerFeature] = []
+    if isinstance(kv, FetchesPages):
+        from reference_impl.features.transfer.scheduling import LoadsPages
+
+        features.append(LoadsPages(scheduler))
+    if num_stages > 1:
+        from reference_impl.features.stages.scheduling import Staged
+
+        features.append(Staged(scheduler, num_stages))
+    if isinstance(kv, DefersReuse):
+        features.append(WaitsForBlocks(scheduler))
+    if preemption == "swap":
+        from reference_impl.features.swap.scheduling import Swapping
+
+        features.append(Swapping(scheduler))
+    features += [Branching(scheduler), PoolsPrompts(scheduler)]  # what requests ask for costs the others nothing
+    for feature in features:
+        scheduler.hooks.add(feature)
     return scheduler

@@ -15,7 +15,7 @@ from reference_impl.core.worker_feature import WorkerFeature
 from reference_impl.features.asked_sampler.worker import SeesRequests
 from reference_impl.features.biases.worker import Biases, Exclusions
 from reference_impl.features.failing.worker import Explaining
-from reference_impl.features.grammars.worker import Masking, finish
+from reference_impl.features.grammars.worker import Masking
 from reference_impl.features.graphs.worker import GraphWorker
 from reference_impl.features.penalties.worker import PenaltyFeature
 from reference_impl.features.pooling.worker import Pooling
@@ -111,6 +111,8 @@ class LocalExecutor(GraphWorker):
     @torch.inference_mode()
     def finish(self, run: StepRun, masks: Masks) -> None:
         """Samples a step that waits for masks: see `TakesMasks`."""
+        from reference_impl.features.grammars.masks import finish
+
         finish(run, masks)
 
     @torch.inference_mode()

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from reference_impl.assembly.checks import check_scales
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.draft_model import check_draft_model, draft_spec, exit_layer, has_cache
 from reference_impl.assembly.kv_cache import kv_cache, widths
 from reference_impl.assembly.parts import Drafts, Parts, part
-from reference_impl.assembly.speculation import lookahead_of, tree_of
+from reference_impl.assembly.speculation import EARLY_EXIT, lookahead_of, tree_of
 from reference_impl.core.engine import WallClock
 from reference_impl.features.beams.planning import ForkingPlanner
 from reference_impl.features.process.facts import Facts, ModelFacts
@@ -54,7 +53,8 @@ class WorkerHalf:
     """The KV cache, attention and executor of `parts`, or the defaults. facts: what a planner has to know of them.
     config: from `checks.settled`. ValueError or ConfigError where model, parts and options contradict each other.
 
-    bytes_per_block: in the caches of model and draft model together.
+    bytes_per_block: in the caches of model and draft model together. early_layers: how many of the model's first layers
+    draft; 0: none.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
@@ -62,11 +62,14 @@ class WorkerHalf:
         self.max_model_len = max_model_len(model, config)
         check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = kv_specs_of(model.config, model.dtype, config, self.max_model_len)
-        check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
-        exit_layer(config, model)  # raises where there is no such layer
-        self.bytes_per_block = self.kv_specs[0].bytes_per_block
-        if has_cache(parts.draft_model):
-            self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
+        self.bytes_per_block, self.early_layers = self.kv_specs[0].bytes_per_block, 0
+        if parts.draft_model is not None or config.exit_layer or config.speculative == EARLY_EXIT:
+            from reference_impl.assembly.draft_model import check_draft_model, draft_spec, exit_layer, has_cache
+
+            check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
+            self.early_layers = exit_layer(config, model)
+            if has_cache(parts.draft_model):
+                self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
         self.clock = part(parts.clock, WallClock)
         self.attention = part(parts.attention, lambda: make_attention(model, config))
         self.num_blocks = size_cache(self, parts)
@@ -174,11 +177,11 @@ def make_draft(
 ) -> Draft | None:
     """What drafts in the worker; None: there is no draft model. One that needs a KV cache of its own gets it, of so
     many blocks, and its own attention."""
-    early_layers = exit_layer(half.config, half.model)
-    if draft is None and not early_layers:
+    if draft is None and not half.early_layers:
         return None
     import torch
 
+    from reference_impl.assembly.draft_model import draft_spec
     from reference_impl.features.speculative.draft_model import DraftModel
     from reference_impl.features.speculative.early_exit import EarlyExit, first_layers
     from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
@@ -186,7 +189,7 @@ def make_draft(
 
     new = half.model.dtype
     if draft is None:
-        early = first_layers(half.model, early_layers)
+        early = first_layers(half.model, half.early_layers)
         return EarlyExit(early, target_cache, half.attention, half.kv_specs, new)
     size = half.config.max_num_seqs + 1, draft.config.hidden_size
     if isinstance(draft, MedusaHeads):
@@ -207,9 +210,12 @@ def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> Attent
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
     from reference_impl.core.attention import TorchAttention
-    from reference_impl.features.kv_formats.attention import ScaledTorchAttention
 
-    kind = TorchAttention if config.kv_dtype == "auto" else ScaledTorchAttention
+    kind = TorchAttention
+    if config.kv_dtype != "auto":
+        from reference_impl.features.kv_formats.attention import ScaledTorchAttention
+
+        kind = ScaledTorchAttention
     if tree_of(config) is not None:
         from reference_impl.features.speculative.tree_attention import TreeTorchAttention
 

@@ -1,7 +1,9 @@
-"""Which kind of checkpoint a path is, and what either kind says of its model."""
+"""Which kind of checkpoint a path is, what either kind says of its model, and which weights it has."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +39,19 @@ def quantization_of(folder: Path) -> Any:
     path = folder / "config.json"
     raw = read_object(path, ConfigError, MOST_BYTES) if path.is_file() else {}
     return next((raw[name] for name in QUANTIZATION if raw.get(name)), None)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a model's weights were loaded from. made: what was asked for that changes their values, such as "int8"."""
+
+    path: Path
+    made: str = ""
+
+    @cached_property
+    def weights(self) -> str:
+        """The hash of the weights, 64 hexadecimal digits; all weights are read for it, when it is first asked for.
+        Raises CheckpointError for files that cannot be read."""
+        from reference_impl.models.identity import stored_weights
+
+        return stored_weights(self.path, self.made)

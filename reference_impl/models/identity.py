@@ -13,8 +13,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer
-from reference_impl.models.checkpoints import is_gguf, quantization_of
+from reference_impl.models.checkpoints import Checkpoint, is_gguf, quantization_of
 from reference_impl.models.loader import CheckpointError, weight_files
 from reference_impl.models.quantization.head import all_linears
 
@@ -40,19 +38,10 @@ class Stored(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a model's weights were loaded from. made: what was asked for that changes their values, such as "int8"."""
-
-    path: Path
-    made: str = ""
-
-    @cached_property
-    def weights(self) -> str:
-        """The hash of the weights, 64 hexadecimal digits; all weights are read for it, when it is first asked for.
-        Raises CheckpointError for files that cannot be read."""
-        tensors, said = stored_hash(stored_tensors(self.path)), how_stored(self.path)
-        return hashlib.sha256(f"{tensors} {self.made}{said}".encode()).hexdigest()
+def stored_weights(path: Path, made: str) -> str:
+    """See `Checkpoint.weights`."""
+    tensors, said = stored_hash(stored_tensors(path)), how_stored(path)
+    return hashlib.sha256(f"{tensors} {made}{said}".encode()).hexdigest()
 
 
 def weights_of(model: Decoder) -> str:

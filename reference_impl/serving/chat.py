@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from reference_impl.features.chat.conversation import shown_tools
 from reference_impl.features.chat.messages import plain, texts
-from reference_impl.features.chat.prompts import shown_tools
 from reference_impl.features.chat.tool_calls import PARSERS
 from reference_impl.serving.protocol import ChatRequest, TokenizeRequest
 from reference_impl.serving.refusals import Refused, check_characters

@@ -14,8 +14,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.features.biases.biases import bias_arrays, biased, floor_arrays, floored
-from reference_impl.features.biases.worker import BiasPart
+from reference_impl.features.biases.biases import BiasPart, bias_arrays, biased, floor_arrays, floored
 from reference_impl.interfaces import Request, SamplingParams
 from tests.no_sync import no_sync
 

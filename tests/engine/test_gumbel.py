@@ -14,9 +14,8 @@ import torch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import CalledSampler, sample
 from reference_impl.features.gumbel.sampler import GumbelSampler
-from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.features.speculative.rejection import is_exact
 from reference_impl.features.speculative.tree_growing import Noise
 from reference_impl.interfaces import SamplingParams

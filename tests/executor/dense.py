@@ -21,12 +21,12 @@ if not torch.cuda.is_available():
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.sampler import CalledSampler
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.features.fusion.decoder import FusedDecoder, FusedLayer
 from reference_impl.features.fusion.fusion import Fusion
 from reference_impl.features.fusion.kernels import TORCH
-from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.features.triton_sampler.sampler import TritonSampler
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference

@@ -10,12 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import CalledSampler, sample
 from reference_impl.core.philox import philox
 from reference_impl.core.sampler import SETTINGS, settings_of
 from reference_impl.core.staging import to_device
 from reference_impl.features.gumbel.sampler import GumbelSampler, exponentials
-from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.interfaces import SamplingParams
 from tests.no_sync import no_sync
 from tests.sampling.test_sampler import CASES, LOGITS, plain_probabilities, request

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reference_impl.assembly.sampler import sample
-from reference_impl.features.penalties.counts import TokenCounts, has_penalties, penalised
+from reference_impl.features.penalties.counts import TokenCounts, penalised
 from reference_impl.features.penalties.sampler import apply_penalties
+from reference_impl.features.penalties.worker import has_penalties
 from reference_impl.interfaces import Request, SamplingParams
 
 VOCAB = 40

@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.sampler import CalledSampler
 from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.gumbel.triton import TritonGumbelSampler
-from reference_impl.features.penalties.sampler import CalledSampler
 from reference_impl.features.triton_sampler.sampler import TritonSampler
 from reference_impl.interfaces import SamplingParams
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER, FIELDS

@@ -15,12 +15,12 @@ if not torch.cuda.is_available():
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import CalledSampler, sample
 from reference_impl.core.sampler import SETTINGS, settings_of
 from reference_impl.core.staging import to_device
 from reference_impl.features.gumbel.sampler import GumbelSampler
 from reference_impl.features.gumbel.triton import TritonGumbelSampler
-from reference_impl.features.penalties.sampler import CalledSampler, sampled
+from reference_impl.features.penalties.sampler import sampled
 from reference_impl.features.triton_sampler.sampler import TritonSampler
 from reference_impl.interfaces import Request, SamplingParams
 from tests.executor.dense import dense_engine, dense_model

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.staging import Arrays, to_device
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import StepPart
 from reference_impl.interfaces import Opened, SamplingParams
 
 
@@ -90,3 +92,27 @@ def left_over(scores: Tensor, requests: Sequence[Opened], ends: Sequence[int], p
         scores = restricted(scores, allowed)
     arrays = floor_arrays(params, [request.num_prompt_tokens for request in requests], ends)
     return scores if arrays is None else floored(scores, arrays, position)
+
+
+class BiasPart(StepPart):
+    def needs_logits(self, run: StepRun) -> bool:
+        return True
+
+    def move_scores(self, run: StepRun) -> None:
+        run.scores = moved(run.scores, requests_of(run))
+
+
+class ExclusionPart(StepPart):
+    def __init__(self, ends: Sequence[int]):
+        self.ends = ends
+
+    def needs_logits(self, run: StepRun) -> bool:
+        return True
+
+    def move_scores(self, run: StepRun) -> None:
+        run.scores = left_over(run.scores, requests_of(run), self.ends, run.tensors["sample_positions"])
+
+
+def requests_of(run: StepRun) -> list[Opened]:
+    """The request of each of the step's logits."""
+    return [run.worker.slots.host[run.batch.slots[row]] for row in run.batch.sampling]

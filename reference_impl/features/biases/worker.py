@@ -10,7 +10,6 @@ from torch import Tensor
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun
 from reference_impl.core.worker_feature import DraftPositions, ForRequests, StepPart
-from reference_impl.features.biases.biases import left_over, moved
 from reference_impl.interfaces import Opened
 
 
@@ -22,18 +21,16 @@ class Biases(ForRequests):
 
     def part(self, run: StepRun) -> StepPart | None:
         is_own = isinstance(run.worker.sampler, TorchSampler)
-        return BiasPart() if is_own and not self.slots.isdisjoint(run.batch.slots) else None
+        if not is_own or self.slots.isdisjoint(run.batch.slots):
+            return None
+        from reference_impl.features.biases.biases import BiasPart
+
+        return BiasPart()
 
     def move_draft_scores(self, scores: Tensor, at: DraftPositions) -> Tensor:
+        from reference_impl.features.biases.biases import moved
+
         return moved(scores, at.requests)
-
-
-class BiasPart(StepPart):
-    def needs_logits(self, run: StepRun) -> bool:
-        return True
-
-    def move_scores(self, run: StepRun) -> None:
-        run.scores = moved(run.scores, requests_of(run))
 
 
 class Exclusions(ForRequests):
@@ -48,23 +45,13 @@ class Exclusions(ForRequests):
         return bool(request.sampling.min_tokens) or request.sampling.allowed_token_ids is not None
 
     def part(self, run: StepRun) -> StepPart | None:
-        return None if self.slots.isdisjoint(run.batch.slots) else ExclusionPart(self.ends)
+        if self.slots.isdisjoint(run.batch.slots):
+            return None
+        from reference_impl.features.biases.biases import ExclusionPart
+
+        return ExclusionPart(self.ends)
 
     def move_draft_scores(self, scores: Tensor, at: DraftPositions) -> Tensor:
+        from reference_impl.features.biases.biases import left_over
+
         return left_over(scores, at.requests, self.ends, at.positions)
-
-
-class ExclusionPart(StepPart):
-    def __init__(self, ends: Sequence[int]):
-        self.ends = ends
-
-    def needs_logits(self, run: StepRun) -> bool:
-        return True
-
-    def move_scores(self, run: StepRun) -> None:
-        run.scores = left_over(run.scores, requests_of(run), self.ends, run.tensors["sample_positions"])
-
-
-def requests_of(run: StepRun) -> list[Opened]:
-    """The request of each of the step's logits."""
-    return [run.worker.slots.host[run.batch.slots[row]] for row in run.batch.sampling]

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.staging import Arrays, to_device
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import DraftPositions, StepPart
+from reference_impl.features.penalties.worker import has_penalties
 from reference_impl.interfaces import Opened, SamplingParams, Step
-
-
-def has_penalties(sampling: SamplingParams) -> bool:
-    return sampling.repetition_penalty != 1 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
 @dataclass(frozen=True)
@@ -160,3 +159,40 @@ def penalised(logits: Tensor, penalties: Penalties, drafted: tuple[Tensor, Tenso
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)
     s = s.clamp(torch.finfo(s.dtype).min, torch.finfo(s.dtype).max)  # 1e300 is a penalty, too; infinities have no order
     return scores.index_copy_(0, t["rows"], s)
+
+
+class PenaltyPart(StepPart):
+    penalties: Penalties | None = None
+
+    def __init__(self, counts: TokenCounts):
+        self.counts = counts
+
+    def needs_logits(self, run: StepRun) -> bool:
+        return True
+
+    def move_scores(self, run: StepRun) -> None:
+        slots = [run.batch.slots[row] for row in run.batch.sampling]
+        self.penalties = self.counts.of(slots, [run.worker.slots.host[slot].sampling for slot in slots])
+        if self.penalties is not None:
+            before = None if run.drafts_before is None else run.drafts_before(run, self.penalties.arrays["rows"])
+            run.scores = penalised(run.scores, self.penalties, before)
+
+    def taken(self, run: StepRun, tokens: Tensor) -> None:
+        if self.penalties is not None:
+            holds = [run.worker.slots.host[run.batch.slots[row]].holds for row in run.batch.sampling]
+            self.counts.add(self.penalties, tokens, holds, run.kept)
+
+
+def drafts_before(penalties: Penalties, at: DraftPositions) -> tuple[Tensor, Tensor] | None:
+    """The drafts before the positions of rows with penalties, in the form of `penalised`: (which of the P rows, token);
+    None: there are none."""
+    rows, before = penalties.arrays["rows"], at.before
+    if isinstance(before, Tensor):
+        t = to_device({"rows": rows, "which": np.repeat(np.arange(len(rows)), before.shape[1])}, before.device)
+        return (t["which"], before[t["rows"]].flatten()) if before.shape[1] else None
+    if not before:
+        return None
+    which, back = np.repeat(np.arange(len(rows)), before), np.tile(np.arange(before, 0, -1), len(rows))
+    arrays = {"which": which, "row": rows[which], "slot": np.array(at.slots)[rows[which]], "back": back}
+    t = to_device(arrays, at.tables.device)
+    return t["which"], at.tables.tokens[t["slot"], at.positions[t["row"]] - t["back"]].long()

@@ -11,15 +11,9 @@ from torch import Tensor
 from reference_impl.core.sampler import SETTINGS, TorchSampler, report, settings_of
 from reference_impl.core.staging import to_device
 from reference_impl.features.biases.biases import bias_arrays, biased
-from reference_impl.features.penalties.counts import TokenCounts, has_penalties, penalised
+from reference_impl.features.penalties.counts import TokenCounts, penalised
+from reference_impl.features.penalties.worker import has_penalties
 from reference_impl.interfaces import Asking, Sampled
-
-
-class CalledSampler(TorchSampler):
-    """A `TorchSampler` that can also be called as a `Sampler`."""
-
-    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        return sampled(self, logits, requests)
 
 
 def sampled(sampler: TorchSampler, logits: Tensor, requests: Sequence[Asking]) -> Sampled:

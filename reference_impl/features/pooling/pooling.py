@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device, to_host
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import StepPart
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache
 
 Pools = Mapping[int, tuple[int, "array[float]"]]  # see `Reply.pooled`
 
@@ -68,3 +72,23 @@ def launch_pools(hidden: Tensor, pooled: Pooled) -> Callable[[], Pools]:
 
 def of_sampling(hidden: Tensor, pooled: Pooled) -> Tensor:
     return hidden[to_device({"sampling": pooled.sampling}, hidden.device)["sampling"]]
+
+
+class PoolPart(StepPart):
+    def lay_out(self, run: StepRun) -> None:
+        pooled = add_pooled(run.batch, run.worker.slots)
+        if pooled is not None:
+            run.model = PoolingModel(run.model, pooled, run.reports)
+
+
+class PoolingModel:
+    """Stands before a model for one step: hidden states of prompts are summed and reported, others become logits."""
+
+    def __init__(self, model: Any, pooled: Pooled, reports: dict[str, Callable[[], Any]]):
+        self.model, self.pooled, self.reports = model, pooled, reports
+
+    def __call__(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        hidden = self.model.hidden_states(batch, kv_cache, attention)
+        self.reports["pooled"] = launch_pools(hidden, self.pooled)
+        logits: Tensor = self.model.logits(of_sampling(hidden, self.pooled))
+        return logits

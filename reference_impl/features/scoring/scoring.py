@@ -13,6 +13,8 @@ from torch import Tensor
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import to_device, to_host
+from reference_impl.core.worker import StepRun
+from reference_impl.core.worker_feature import StepPart
 from reference_impl.interfaces import TokenLogprobs
 
 Reports = Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]]  # see `Reply.prompt_logprobs`
@@ -84,3 +86,16 @@ def launch_scores(logits: Tensor, scored: Scored, slots: Slots) -> Callable[[], 
         }
 
     return finish
+
+
+class ScorePart(StepPart):
+    scored: Scored | None = None
+
+    def lay_out(self, run: StepRun) -> None:
+        self.scored = add_scored(run.batch, run.worker.slots)
+
+    def after_model(self, run: StepRun) -> None:
+        if self.scored is not None:
+            run.reports["prompt_logprobs"] = launch_scores(run.logits, self.scored, run.worker.slots)
+            rows = to_device({"sampling": self.scored.sampling}, run.logits.device)["sampling"]
+            run.logits = run.scores = run.logits[rows]
