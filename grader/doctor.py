@@ -100,7 +100,7 @@ def _torch_and_gpu() -> Iterator[Row]:
 def _products() -> Row:
     """A row on the method by which the engine multiplies weights on this CPU."""
     try:
-        from reference_impl.assembly.products import in_words
+        from reference_impl.features.cpu.products import in_words
 
         return Row("products", in_words(), "info")
     except Exception as error:  # as in `engine_row`, whose finding says more

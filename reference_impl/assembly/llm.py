@@ -149,7 +149,7 @@ class LLM(core_llm.LLM, ChatEncoder):
             self.has_head = not stored_alone
             super().__init__(engine, self.folder)
             if model is not None and is_gguf(model):
-                from reference_impl.assembly.gguf import take_texts
+                from reference_impl.features.chat.gguf import take_texts
 
                 self.tokenizer = take_texts(Path(model), self.templates)
             if model is not None:

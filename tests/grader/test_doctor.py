@@ -10,7 +10,7 @@ from rich.console import Console
 from grader import doctor
 from grader.findings import Row
 from reference_impl import LLM, course_model
-from reference_impl.assembly.products import how, products
+from reference_impl.features.cpu.products import how, products
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, *rows: Row, engine: Row) -> tuple[int, str]:

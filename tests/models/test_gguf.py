@@ -20,9 +20,9 @@ from torch import Tensor
 
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.assembly.config import ConfigError
-from reference_impl.assembly.gguf import take_texts
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.stored_weights import paths_of
+from reference_impl.features.chat.gguf import take_texts
 from reference_impl.features.chat.templates import ChatTemplates
 from reference_impl.models.gguf_file import GgufFile
 from reference_impl.models.gguf_model import gguf_config
