@@ -254,10 +254,11 @@ ax.set_yticks(range(5), names)
 ax.invert_yaxis()
 tidy(ax, "seconds since arrival")
 fig.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+gaps = 1e3 * np.array(served.metrics("r0").itl)
 show(
     fig,
     "Five requests with two slots. Two start at once. The others first wait in the queue, the last the longest; "
-    "their prefill is short against the wait. Single gaps of running requests are longer where a prefill shares the step.",
+    f"their prefill is short against the wait. The longest gap of r0 is {gaps.max():,.0f} ms, the median {np.median(gaps):,.0f}.",
 )
 
 # %% [markdown] name="breakdown-table"
@@ -445,9 +446,9 @@ show(
 # %% [markdown] name="sweep-reading"
 # Read three things.
 #
-# - **The prefill interval grows little.** Its p95 doubles over most of the range, because the decodes of other requests
-#   take part of each budget, and a prompt then needs two steps. What grows is the queue, and above the capacity it
-#   grows for as long as the load lasts.
+# - **The prefill interval is not what grows.** Its p95 doubles over most of the range, because the decodes of other
+#   requests take part of each budget, and a prompt then needs two steps. What grows is the queue, and above the
+#   capacity it grows for as long as the load lasts.
 # - **The formula has the right shape and the wrong number.** Up to about two thirds of the capacity it agrees with the
 #   mean by luck: in the engine a new request waits for the step in flight, in the formula for the customers ahead of
 #   it. Near the capacity it is too pessimistic, because its customer occupies the server until the last token, while
@@ -516,10 +517,10 @@ show(
 )
 
 # %% [markdown] name="streams-reading"
-# Batching never makes a stream faster. It makes it slower, though only slightly as long as reading the weights (on this
-# CPU: the fixed part of a step) is most of the step. (A measured point that says otherwise was disturbed by other
-# programs.) And `1 / aggregate` is not the gap of any stream: at 32 requests,
-# the time between two tokens *of the system* is a small part of what each user waits.
+# Batching never makes a stream faster. It makes it slower, though only slightly as long as what all requests share is
+# most of the step: reading the weights, and in a model this small the fixed cost of a pass. (A measured point that says
+# otherwise was disturbed by other programs.) And `1 / aggregate` is not the gap of any stream: at 32 requests, the time
+# between two tokens *of the system* is a 32nd of what each user waits.
 #
 # ### Why long chats slow down (more)
 #
@@ -728,8 +729,8 @@ for batch in (1, 64):
 
 # %% [markdown] name="errata-ttft"
 # Decode is nearly all of the time. For the user that means: fewer bytes per step. For the operator: larger batches, as
-# far as KV memory and the TPOT objective allow. Each stream slows down little here, and the GPU produces many times the
-# tokens.
+# far as KV memory and the TPOT objective allow. Here a batch of 64 slows each stream down by a quarter, and the GPU
+# produces many times the tokens.
 #
 # ## 7. What the cheat sheets get wrong
 #
@@ -839,7 +840,8 @@ ax.legend(fontsize=8, frameon=False)
 show(
     fig,
     "p95 TTFT against p99 TPOT for several step budgets. Below 192 tokens TPOT stays and TTFT is much longer; from 192 "
-    "to 512 TTFT falls and TPOT rises; larger budgets lengthen both. The curve for fp8 lies nearer to the origin.",
+    "to 512 TTFT falls and TPOT rises; beyond, TPOT rises further and TTFT falls no more. The curve for fp8 lies nearer "
+    "to the origin.",
 )
 
 # %% name="errata-tension-floor"
@@ -850,11 +852,11 @@ print(
 
 # %% [markdown] name="errata-tension-reading"
 # Read the curve from the right. Budgets below the number printed above no longer shorten a step. They only make prompts
-# take more steps, so TTFT grows with no gain. From 192 to 512 you trade: TTFT falls, TPOT rises. Above 512 this
-# scheduler loses on both: a step then holds several prompts, and everybody in it waits for its end. (An engine that
-# prefills first while decodes stall trades further; chapter 03.) So the two are not independent, and the tension is not
-# a law either: there is a knee, and there are levers such as fp8, prefix hits or a second GPU that move the whole curve
-# towards the origin.
+# take more steps, so TTFT grows with no gain. From 192 to 512 you trade: TTFT falls, TPOT rises. Above 512 TPOT rises
+# further and TTFT falls no more: a step then holds several prompts, and everybody in it waits for its end. (An engine
+# that prefills first while decodes stall trades further; chapter 03.) So the two are not independent, and the tension
+# is not a law either: there is a knee, and there are levers such as fp8, prefix hits or a second GPU that move the
+# whole curve towards the origin.
 #
 # **A timeline in which the second request is prefilled beside the first one's decode, and neither slows down.**
 # (E01.14) The bars of such a picture are drawn by hand. Section 6 drew ours from events: B waits until A's prompt is
@@ -987,7 +989,8 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - TTFT = first token − arrival = queue + prefill. Under load the queue is most of it. Stamp the arrival when it happens.
+# - TTFT = first token − arrival = queue + prefill. Near the capacity the queue is most of it. Stamp the arrival when it
+#   happens.
 # - N tokens, N − 1 gaps. TPOT = (last − first token) / (N − 1), one per request; undefined for a single token.
 # - Latency = TTFT + sum of gaps = TTFT + (N − 1) · TPOT.
 # - Mean TPOT counts requests, mean ITL counts tokens. Say which, with the formula.
@@ -995,6 +998,7 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
 # - Stutter: report the share of gaps above 100 ms and the worst gap, not the mean.
 # - Throughput per GPU = all output tokens / duration / GPUs. Goodput = requests per second that met every objective.
 #   Attainment is the share; requests without a token stay in its denominator.
-# - Step budget: too small costs TTFT, too large costs TPOT, far too large costs both. Fewer bits, prefix hits and more GPUs improve both.
+# - Step budget: too small costs TTFT, too large costs TPOT, far too large costs both. Under load fp8, prefix hits and
+#   more GPUs improve both.
 # - Long TTFT: is it queue or prefill? Queue: capacity, admission, priority. Prefill: FLOP/s, fewer tokens.
 # - Interactive work gets TTFT and TPOT. Batch work gets a deadline or a price.
