@@ -294,9 +294,9 @@ print("one token's keys lie in", 1 if nhd[5].is_contiguous() else shape.num_kv_h
 # ## 5. Measure and explain
 #
 # Three ways to generate the same text with the course model: no cache, a contiguous cache, and the engine. First the
-# outputs. The three add the same numbers in another order, so their logits agree up to rounding. In float32 that tips no
-# choice here, and the tokens have to be equal. (In 16 bit two logits that are nearly equal may change places; with
-# `batch_invariant=True` an engine's logits have the same bits, whatever else is computed with them.)
+# outputs. The three add the same numbers in another order, so their logits agree up to rounding. In float32 that rarely
+# tips a choice; the cell checks that it does not here. (In 16 bit two logits that are nearly equal may change places;
+# with `batch_invariant=True` an engine's logits have the same bits, whatever else is computed with them.)
 
 # %% name="identical"
 prompt = (llm.encode("def read(path):\n    with open(path) as file:\n        return ") * 4)[:16]
@@ -455,12 +455,12 @@ show(
 )
 
 # %% [markdown] name="time-reading"
-# On a machine that does nothing else the measured ratio is well below that of the operations. Both runs make the same
-# number of **passes**, and a pass has a fixed cost: Python, the kernel launches, and reading all weights from memory once. The cached run pays
-# that cost for one token, so it is nearly all that the run pays. The blue line includes it, with the two costs printed
-# above, taken from the runs themselves.
+# If nothing disturbs the measurement, the measured ratio is below that of the operations. Both runs make the same
+# number of **passes**, and a pass has a fixed cost: Python, the kernel launches, and reading all weights from memory
+# once. The cached run pays that cost for one token, so it is nearly all that the run pays. The blue line includes it,
+# with the two costs printed above, taken from the runs themselves.
 #
-# On a GPU with a model this small the fixed cost of a pass is nearly everything, and for short texts the ratio can be
+# On a GPU with a model this small the fixed cost of a pass can be nearly everything, and for short texts the ratio
 # close to 1. It can even be below 1: maintaining a cache also costs something. With a larger model or a longer text the
 # work per token dominates, and the ratio grows.
 
@@ -477,9 +477,9 @@ widgets.savings("llama-3-8b", prompt=1024, new=256)
 # %% [markdown] name="errata-cost"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Without a cache, attention costs O(S × T) in total."** (E02.1) That is roughly the cost *with* a cache. Step `t`
-# without a cache compares `(S+t)²/2` pairs, so the sum is on the order of `T·(S+T)²`. Here is the question from the
-# top again, by the closed forms, and beside it the tokens that pass through the matrices.
+# **"Without a cache, attention costs O(S × T) in total."** (E02.1) With a cache `S·T` is one term of `S²/2 + S·T +
+# T²/2`. Step `t` without a cache compares `(S+t)²/2` pairs, so the sum is on the order of `T·(S+T)²`. Here is the
+# question from the top again, by the closed forms, and beside it the tokens that pass through the matrices.
 
 # %% name="errata-cost-cell"
 S, T = 200, 500
@@ -496,8 +496,9 @@ assert (pairs_without, pairs_cached) == (counts[False], counts[True])
 # %% [markdown] name="errata-order"
 # **"The cache turns O(n²) into O(n)."** (E02.2) Say whether per step or in total, and for attention or for the
 # matrices. The cell below doubles `T` and shows by what factor each count grows; the exponent is its base-2 logarithm.
-# In total, attention goes from cubic to quadratic, the matrices from quadratic to linear. And the *number of passes* is
-# the same: N tokens take N passes, with or without a cache. Each pass gets cheaper.
+# In total, for outputs much longer than the prompt, attention goes from cubic to quadratic, the matrices from quadratic
+# to linear. And the *number of passes* is the same: N tokens take N passes, with or without a cache. Each pass gets
+# cheaper.
 
 # %% name="errata-order-cell"
 for name, count in (
