@@ -18,7 +18,7 @@ from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.gguf_file import FLOATS, GgufFile, GgufTensor
-from reference_impl.models.gguf_tokenizer import ends_between_files, ends_by_text
+from reference_impl.models.gguf_tokenizer import ends_between_files, ends_by_text, special_id
 from reference_impl.models.json_file import shown
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.gguf_blocks import GgufBlocks, check_blocks, decode_blocks
@@ -79,8 +79,8 @@ def _error(file: GgufFile, name: str, expected: str, found: object) -> ConfigErr
 def _ends(file: GgufFile) -> list[int]:
     """The end tokens that the file names, and those that llama.cpp finds by their text: a template may end turns with
     any of these."""
-    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-    named = [*(file.metadata[name] for name in names if name in file.metadata), *ends_between_files(file).values()]
+    own = [found for name in ("eos", "eot", "eom") if (found := special_id(file, name)) is not None]
+    named = [*own, *ends_between_files(file).values()]
     by_text, others = ends_by_text(file)
     found = [*named, *by_text.values()]
     return [one for i, one in enumerate(found) if one not in found[:i] and one not in others]

@@ -140,7 +140,7 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
         halves.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += [(score, pair) for pair in halves]
     merges.sort(key=lambda merge: -merge[0])  # stable: equal scores in the order of tokens
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = special_id(file, "unknown")
     unk = tokens[unknown] if type(unknown) is int and 0 <= unknown < len(tokens) else None
     made = Tokenizer(
         models.BPE(vocabulary, [pair for _, pair in merges], unk_token=unk, fuse_unk=True, byte_fallback=True)
@@ -150,6 +150,16 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spaced else steps)
     return made
+
+
+def special_id(file: GgufFile, name: str) -> Any:
+    """What the file says of a special token's id, "bos", "eos", "unknown", ...; where it says nothing, what llama.cpp
+    takes for SentencePiece's vocabularies; None for no id."""
+    tokens, default = file.metadata.get("tokenizer.ggml.tokens"), None
+    if file.metadata.get("tokenizer.ggml.model") == "llama" and isinstance(tokens, list):
+        default = {"unknown": 0, "bos": 1, "eos": 2}.get(name)
+        default = None if default is None or default >= len(tokens) else default
+    return file.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
 
 
 def ends_by_text(file: GgufFile) -> tuple[dict[str, int], list[int]]:
@@ -189,7 +199,7 @@ def _add_special(made: Tokenizer, file: GgufFile) -> None:
     begins = model == "llama" or pre == "llama-bpe"  # where the file does not say it, as in llama.cpp
     around = []
     for name, default in (("bos", begins), ("eos", False)):  # eos: models for embeddings
-        place = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        place = special_id(file, name)
         asked = file.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
         around.append([place] if asked and type(place) is int and 0 <= place < len(tokens) else [])
     first, last = ([tokens[place] for place in places] for places in around)
@@ -204,7 +214,7 @@ def special_tokens(file: GgufFile) -> dict[str, str]:
     """The special tokens that a chat template may name: {"bos_token": ...}."""
     tokens, found = file.metadata.get("tokenizer.ggml.tokens"), {}
     for name, field in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
-        place = file.metadata.get(f"tokenizer.ggml.{field}_token_id")
+        place = special_id(file, field)
         if isinstance(tokens, list) and type(place) is int and 0 <= place < len(tokens):
             found[name] = str(tokens[place])
     return found

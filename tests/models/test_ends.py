@@ -11,16 +11,16 @@ import pytest
 from reference_impl.assembly.config import course_model
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.gguf_model import _ends
-from reference_impl.models.gguf_tokenizer import gguf_tokenizer
+from reference_impl.models.gguf_tokenizer import gguf_tokenizer, special_tokens
 from tests.models.test_gguf import tokenizer_file
 
 TOKENS = ["<s>", "</x>", "a", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<|return|>", "<|call|>"]
 
 
-def gguf_file(place: Path, tokens: list[str], **fields: Any) -> Any:
+def gguf_file(place: Path, tokens: list[str], model: str = "gpt2", **fields: Any) -> Any:
     types = [1 if len(token) == 1 else 3 for token in tokens]
     return tokenizer_file(
-        place, model="llama", tokens=tokens, scores=[0.0] * len(tokens), **{"token_type": types} | fields
+        place, model=model, tokens=tokens, scores=[0.0] * len(tokens), **{"token_type": types} | fields
     )
 
 
@@ -28,6 +28,18 @@ def test_a_template_may_end_turns_with_a_token_that_the_file_does_not_name(tmp_p
     file = gguf_file(tmp_path, TOKENS[:6], eos_token_id=1)
     assert _ends(file) == [1, 4, 5]
     assert _ends(gguf_file(tmp_path, TOKENS[:6])) == [4, 5]
+
+
+def test_sentencepieces_vocabularies_have_llama_cpps_ids_where_the_file_names_none(tmp_path: Path) -> None:
+    """Unknown 0, begin 1, end 2 (llama-vocab.cpp)."""
+    tokens = ["<unk>", "<s>", "</x>", "a", "▁", "▁a"]
+    file = gguf_file(tmp_path, tokens, "llama")
+    assert _ends(file) == [2]
+    assert special_tokens(file) == {"bos_token": "<s>", "eos_token": "</x>", "unk_token": "<unk>"}
+    assert gguf_tokenizer(file).encode("a").ids == [1, 5]
+    assert _ends(gguf_file(tmp_path, tokens, "llama", eos_token_id=3)) == [3]
+    assert _ends(gguf_file(tmp_path, tokens[:2], "llama")) == [], "no token has the id"
+    assert special_tokens(gguf_file(tmp_path, tokens)) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +72,9 @@ def test_what_ends_no_turn_beside_others(tmp_path: Path) -> None:
 
 
 def test_an_end_is_no_text_whatever_its_type(tmp_path: Path) -> None:
-    made = gguf_tokenizer(gguf_file(tmp_path, ["<s>", "a", "<|im_end|>", "<|im_start|>"], token_type=[3, 1, 4, 4]))
+    made = gguf_tokenizer(
+        gguf_file(tmp_path, ["<s>", "a", "<|im_end|>", "<|im_start|>"], "llama", token_type=[3, 1, 4, 4])
+    )
     assert made.encode("a<|im_end|>", add_special_tokens=False).ids[-1] == 2
     assert made.decode([1, 2, 3]) == "a<|im_start|>"
 
