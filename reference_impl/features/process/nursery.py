@@ -16,13 +16,21 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import traceback
 
-from reference_impl.features.process.worker import ignore_signals, start_beside
+from reference_impl.features.process.worker import (
+    STARTING_SECONDS,
+    end_with_the_other,
+    ignore_signals,
+    start_beside,
+)
 
 _CODE = struct.Struct("i")
+_CLOSING_SECONDS = 10.0  # for the process that forks to end by itself
+_TELLING_SECONDS = 5.0  # for the parent of a process that has ended to say how
 
 
 def supported() -> bool:
@@ -34,6 +42,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process, self._control = start_beside(__name__)
+        self._control.settimeout(STARTING_SECONDS)
         self._lock = threading.Lock()
 
     @property
@@ -57,13 +66,20 @@ class Nursery:
         if len(answer) < _CODE.size:
             os.close(status)
             mine.close()
-            raise ChildProcessError(f"the process {self.pid} that forks ranks has ended: make a new engine")
+            raise ChildProcessError(
+                f"the process {self.pid} that forks ranks has ended, or was stopped for {STARTING_SECONDS:g} s: make a "
+                "new engine"
+            )
         return ForkedProcess(_CODE.unpack(answer)[0], status), mine
 
     def close(self) -> None:
         """Idempotent."""
         self._control.close()
-        self._process.wait()
+        try:
+            self._process.wait(_CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:  # it was stopped
+            self._process.kill()
+            self._process.wait()
 
 
 class ForkedProcess:
@@ -72,6 +88,11 @@ class ForkedProcess:
     def __init__(self, pid: int, status: int):
         self.pid, self._status = pid, status
         self._code: int | None = None
+        self._pidfd: int | None = (
+            None  # readable when it has ended, also where its parent was stopped and does not say so
+        )
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has said how
+            self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """As `Popen.returncode`; None while it runs."""
@@ -89,14 +110,20 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self._code is None and select.select([self._status], [], [], timeout)[0]:
-            told = os.read(self._status, _CODE.size)
-            os.close(self._status)
-            self._code = _CODE.unpack(told)[0] if told else self._orphaned()
+        if self._code is None:
+            both = [each for each in (self._status, self._pidfd) if each is not None]
+            if not select.select(both, [], [], timeout)[0]:
+                return None
+            self._code = self._told()
+            for each in both:
+                os.close(each)
         return self._code
 
-    def _orphaned(self) -> int:
-        """Its parent is gone, and with it how this process ends: so it ends now."""
+    def _told(self) -> int:
+        """How it ended, by its parent; if that is gone or stopped, it is not known, and this process is ended."""
+        if select.select([self._status], [], [], _TELLING_SECONDS)[0] and (told := os.read(self._status, _CODE.size)):
+            code: int = _CODE.unpack(told)[0]
+            return code
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
@@ -107,6 +134,7 @@ class ForkedProcess:
 
 def main() -> None:
     ignore_signals()
+    end_with_the_other(int(sys.argv[1]))  # also if it is stopped; before anything is imported
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's would start threads while it is imported
     import torch  # noqa: F401
 

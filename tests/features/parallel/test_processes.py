@@ -84,7 +84,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_torch_and_done_nothin
     assert len(os.listdir(f"/proc/{nursery.pid}/task")) == 1, "threads"
     assert "libtorch_cpu" in Path(f"/proc/{nursery.pid}/maps").read_text()
     engine.close()
-    assert nursery._process.poll() == 0
+    assert nursery._process.poll() in (0, -signal.SIGKILL), "it ends by itself, or by what watches over it"
     with pytest.raises(ChildProcessError, match=rf"the process {nursery.pid} that forks ranks has ended"):
         nursery.start("any")
 
@@ -113,10 +113,25 @@ def test_how_a_forked_process_ended_is_known(tmp_path: Path, monkeypatch: pytest
     assert waits.poll() is None
     with pytest.raises(TimeoutError, match=f"process {waits.pid} still runs after 0.01 s"):
         waits.wait(0.01)
-    os.kill(nursery.pid, signal.SIGKILL)
-    assert waits.wait() == -signal.SIGKILL, "its parent is gone, so it is ended"
+    monkeypatch.setattr("reference_impl.features.process.nursery._TELLING_SECONDS", 1.0)
+    monkeypatch.setattr("reference_impl.features.process.nursery._CLOSING_SECONDS", 1.0)
+    os.kill(nursery.pid, signal.SIGSTOP)
+    waits.kill()
+    assert waits.wait() == -signal.SIGKILL, "its parent cannot say so"
     for _, own in ended:
         own.close()
+    nursery.close()
+    assert nursery._process.poll() == -signal.SIGKILL
+
+
+def test_a_process_whose_parent_is_gone_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    nursery = Nursery()
+    waits, own = nursery.start("ends", "wait")
+    os.kill(nursery.pid, signal.SIGKILL)
+    assert waits.wait() == -signal.SIGKILL
+    own.close()
     nursery.close()
 
 
