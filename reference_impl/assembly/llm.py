@@ -12,7 +12,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +27,16 @@ from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.generation import Generation, embedding, with_all_calls
-from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
 from reference_impl.assembly.names import AnyPrompt, Conversation, conversations, listed, options_of, plain
 from reference_impl.assembly.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
+    Generation,
     RequestOutput,
+    embedding,
+    with_all_calls,
 )
 from reference_impl.assembly.parts import Parts
 from reference_impl.core import llm as core_llm
@@ -306,7 +310,7 @@ class LLM(core_llm.LLM, ChatEncoder):
 
         Ctrl-C waits for its end: after an interrupted step neither the engine nor the other requests could go on.
         """
-        with uninterrupted():
+        with _uninterrupted():
             return super().step()
 
     def leave(self, generation: core_llm.Generation) -> None:
@@ -314,6 +318,32 @@ class LLM(core_llm.LLM, ChatEncoder):
         for other in cast(Generation, generation).others:
             super().leave(other)
         super().leave(generation)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C to the end of the block, a step: interrupted in the middle, neither the engine nor the other
+    requests could go on. Pressed twice, it is raised at once. With another handler installed, or outside the main
+    thread, nothing changes."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def note(*_: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling | None:
