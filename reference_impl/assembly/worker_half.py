@@ -53,8 +53,7 @@ class WorkerHalf:
     """The KV cache, attention and executor of `parts`, or the defaults. facts: what a planner has to know of them.
     config: from `checks.settled`. ValueError or ConfigError where model, parts and options contradict each other.
 
-    bytes_per_block: in the caches of model and draft model together. early_layers: how many of the model's first layers
-    draft; 0: none.
+    bytes_per_block: in the caches of model and draft model together.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
@@ -62,12 +61,12 @@ class WorkerHalf:
         self.max_model_len = max_model_len(model, config)
         check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = kv_specs_of(model.config, model.dtype, config, self.max_model_len)
-        self.bytes_per_block, self.early_layers = self.kv_specs[0].bytes_per_block, 0
-        if parts.draft_model is not None or config.exit_layer or config.speculative == EARLY_EXIT:
+        self.bytes_per_block = self.kv_specs[0].bytes_per_block
+        if parts.draft_model is not None or _is_early(config):
             from reference_impl.assembly.draft_model import check_draft_model, draft_spec, exit_layer, has_cache
 
             check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
-            self.early_layers = exit_layer(config, model)
+            exit_layer(config, model)  # raises where there is no such layer
             if has_cache(parts.draft_model):
                 self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
         self.clock = part(parts.clock, WallClock)
@@ -172,16 +171,21 @@ def new_cache(half: WorkerHalf, num_blocks: int, num_host_blocks: int) -> PagedK
     return kv_cache(half.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, half.config.kv_dtype)
 
 
+def _is_early(config: EngineConfig) -> bool:
+    """Whether the model's own first layers draft."""
+    return bool(config.exit_layer) or config.speculative == EARLY_EXIT
+
+
 def make_draft(
     half: WorkerHalf, draft: Drafts | None, target_cache: KVCache, num_blocks: int, num_host_blocks: int
 ) -> Draft | None:
     """What drafts in the worker; None: there is no draft model. One that needs a KV cache of its own gets it, of so
     many blocks, and its own attention."""
-    if draft is None and not half.early_layers:
+    if draft is None and not _is_early(half.config):
         return None
     import torch
 
-    from reference_impl.assembly.draft_model import draft_spec
+    from reference_impl.assembly.draft_model import draft_spec, exit_layer
     from reference_impl.features.speculative.draft_model import DraftModel
     from reference_impl.features.speculative.early_exit import EarlyExit, first_layers
     from reference_impl.features.speculative.feature_head import FeatureDraft, FeatureHead
@@ -189,7 +193,7 @@ def make_draft(
 
     new = half.model.dtype
     if draft is None:
-        early = first_layers(half.model, half.early_layers)
+        early = first_layers(half.model, exit_layer(half.config, half.model))
         return EarlyExit(early, target_cache, half.attention, half.kv_specs, new)
     size = half.config.max_num_seqs + 1, draft.config.hidden_size
     if isinstance(draft, MedusaHeads):
