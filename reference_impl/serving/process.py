@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.features.process.worker import end_with_the_other, how_it_ended, ignore_signals, start_beside
+from reference_impl.features.process.beside import end_with_the_other, how_it_ended, ignore_signals, start_beside
 from reference_impl.serving.runner import Message, Prompts
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.features.process import worker as process
+from reference_impl.features.process import worker_main
 from reference_impl.features.process.facts import PROTOCOL, Facts
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
@@ -262,7 +263,7 @@ def test_long_steps_and_long_replies_do_not_wait_for_each_other() -> None:
             return Reply(step.step_id, ((7,) * 400_000,), {}, 0.0, 0.0)
 
     mine, theirs = Pipe()
-    threading.Thread(target=process.serve, args=(theirs, Long()), daemon=True).start()
+    threading.Thread(target=worker_main.serve, args=(theirs, Long()), daemon=True).start()
 
     def send() -> None:
         for number in (1, 2, 3):

@@ -21,12 +21,8 @@ import sys
 import threading
 import traceback
 
-from reference_impl.features.process.worker import (
-    STARTING_SECONDS,
-    end_with_the_other,
-    ignore_signals,
-    start_beside,
-)
+from reference_impl.features.process.beside import end_with_the_other, ignore_signals, start_beside
+from reference_impl.features.process.worker import STARTING_SECONDS
 
 _CODE = struct.Struct("i")
 _CLOSING_SECONDS = 10.0  # for the process that forks to end by itself
@@ -88,9 +84,7 @@ class ForkedProcess:
     def __init__(self, pid: int, status: int):
         self.pid, self._status = pid, status
         self._code: int | None = None
-        self._pidfd: int | None = (
-            None  # readable when it has ended, also where its parent was stopped and does not say so
-        )
+        self._pidfd: int | None = None  # tells its end, also where its parent was stopped
         with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has said how
             self._pidfd = os.pidfd_open(pid)
 
@@ -112,7 +106,7 @@ class ForkedProcess:
     def _ended(self, timeout: float | None) -> int | None:
         if self._code is None:
             both = [each for each in (self._status, self._pidfd) if each is not None]
-            if not select.select(both, [], [], timeout)[0]:
+            if not _readable(both, timeout):
                 return None
             self._code = self._told()
             for each in both:
@@ -121,12 +115,20 @@ class ForkedProcess:
 
     def _told(self) -> int:
         """How it ended, by its parent; if that is gone or stopped, it is not known, and this process is ended."""
-        if select.select([self._status], [], [], _TELLING_SECONDS)[0] and (told := os.read(self._status, _CODE.size)):
+        if _readable([self._status], _TELLING_SECONDS) and (told := os.read(self._status, _CODE.size)):
             code: int = _CODE.unpack(told)[0]
             return code
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return -signal.SIGKILL
+
+
+def _readable(numbers: list[int], timeout: float | None) -> bool:
+    """Whether one of these can be read, or its other end is closed. Not select, which takes no number above 1,023."""
+    waited = select.poll()
+    for number in numbers:
+        waited.register(number, select.POLLIN)
+    return bool(waited.poll(None if timeout is None else 1000 * timeout))
 
 
 # --- in that process ------------------------------------------------------------------------------------------------
