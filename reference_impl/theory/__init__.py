@@ -3,13 +3,15 @@
 units          decimal and binary sizes kept apart, rates that cannot be mixed up
 model_shapes   what a model's config says about its size, and a table of known models
 hardware       what a data sheet says about a device, dated; its memory hierarchy
-links          bytes per second between devices, hosts and nodes, in one direction
+links          bytes per second between devices, hosts and nodes, in one direction; seconds per message; topologies
 kv_cache       bytes of keys and values, memory budgets, how much context fits
 latency        operation counts with and without a cache, time bounds from compute and bandwidth
 roofline       arithmetic intensity of matrices, attention and whole steps; which of a device's limits binds
 attention_traffic  values that attention moves over a whole prompt, unfused and tiled
 online_softmax  a softmax over pieces, merged
 collectives    alpha-beta cost of communication, tensor parallelism
+pipeline       a model in stages: schedules, bubbles, what one token takes
+schedules      collectives message by message, to be drawn, and in closed form
 experts        experts over ranks: the busiest rank, replicas, placement, capacity
 queueing       waiting against load: Little's law and queues with a closed form
 prefix_cache   what hits save
