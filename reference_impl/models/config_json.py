@@ -83,8 +83,7 @@ def _ends_of_tokenizer(folder: Path) -> list[int]:
 @functools.lru_cache(maxsize=8)  # a large file takes half a second, and a config is read more than once
 def _id_of(token: str, folder: Path, _changed: tuple[int, ...]) -> int | None:
     try:
-        made = Tokenizer.from_file(str(folder / TOKENIZER))
-        complete(made, folder)
+        made, _ = complete(Tokenizer.from_file(str(folder / TOKENIZER)), folder)
     except Exception:  # tokenizers raises nothing narrower
         return None
     return made.token_to_id(token)

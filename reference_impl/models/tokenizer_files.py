@@ -3,17 +3,23 @@
 `tokenizers` alone would cut or pad every text where tokenizer.json was saved with truncation or padding, and would
 split a token that only tokenizer_config.json, special_tokens_map.json or added_tokens.json names, or show a special one
 as text. Which file counts, and in what order tokens get ids, is as in transformers 5.23: `from_pretrained` in
-tokenization_utils_base.py, `__init__` in tokenization_utils_tokenizers.py.
+tokenization_utils_base.py, `__init__` in tokenization_utils_tokenizers.py. Of one token that is named with several sets
+of flags the last one that is added counts. Where a folder names a class that cuts text by its own rules, see
+tokenizer_classes.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
+
+if TYPE_CHECKING:
+    from reference_impl.models.tokenizer_classes import TokenizerClass
 
 TOKENIZER, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 ADDED, LISTED = "added_tokens.json", "added_tokens_decoder"
@@ -24,19 +30,23 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 class SpecialTokens(NamedTuple):
     """The special tokens of a folder. named: "bos_token" and the like, also names of the model's own, which a chat
-    template may use. further: those of a list, which have no name."""
+    template may use. further: those of a list, which have no name. as_texts: the texts of those that make a token of
+    added_tokens.json special: one that tokenizer_config.json gives as an object with its type is not compared."""
 
     named: dict[str, AddedToken]
     further: list[AddedToken]
+    as_texts: set[str]
 
 
 def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
-    """The special tokens that tokenizer_config.json and special_tokens_map.json name. The latter goes first where the
-    former has no added_tokens_decoder, and is not read where it has one. padding: the pad_token where they say none.
+    """The special tokens that tokenizer_config.json and special_tokens_map.json name, and those of the class of
+    `transformers` where these do not have the field. special_tokens_map.json goes first where tokenizer_config.json has
+    no added_tokens_decoder, and is not read where it has one. padding: the pad_token where all of them say none.
 
     Raises ValueError, which names the file, for one that is no JSON object, and for a token that is none.
     """
     fields = read_config(folder / CONFIG)
+    kind = _class_of(folder, fields)
     if _OLDER in fields and not fields.get(_FURTHER):
         fields[_FURTHER] = fields.pop(_OLDER)
     own = {name: fields.pop(name) for name in [*fields] if name not in _NAMES and _is_named_text(name, fields[name])}
@@ -52,8 +62,13 @@ def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
         fields |= said
         own |= _pop_named(fields)
         where += f" and {MAP}"
+    listed = fields.get(_FURTHER)
+    plain = [*map(fields.get, _NAMES), *(listed if isinstance(listed, list) else ())]
+    objects = [value for value in plain if isinstance(value, Mapping) and "__type" not in value]
+    texts = {value for value in plain if isinstance(value, str)} | {str(value.get("content")) for value in objects}
     if _OLDER in fields:
         fields.setdefault(_FURTHER, fields[_OLDER])
+    fields = {**(kind.special if kind else {}), **fields}
     if padding is not None:
         fields.setdefault("pad_token", padding)
     others = {name: value for name, value in fields.items() if name not in _NAMES and name.endswith("_token")}
@@ -65,7 +80,7 @@ def special_tokens(folder: Path, padding: str | None = None) -> SpecialTokens:
     made = {name: _token(value, f"{where}: {name}") for name, value in named.items() if value is not None}
     for token in made.values():
         token.special = True
-    return SpecialTokens(made, [_token(value, f"{where}: {_FURTHER}") for value in further])
+    return SpecialTokens(made, [_token(value, f"{where}: {_FURTHER}") for value in further], texts)
 
 
 def _is_named_text(name: str, value: Any) -> bool:
@@ -95,41 +110,70 @@ def _token(value: Any, where: str) -> AddedToken:
     return AddedToken(content, **{name: value[name] is True for name in _FLAGS if name in value})
 
 
-def complete(tokenizer: Tokenizer, folder: Path) -> None:
-    """Adds the tokens that the tokenizer lacks. Raises ValueError for a list of added tokens that is none, and for a
-    token that cannot have the id that it names."""
+def _class_of(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None:
+    """The class of `transformers` that rebuilds the folder's tokenizer, if it has such a one."""
+    model = read_config(folder / "config.json")
+    if not (config.get("tokenizer_class") or model) or not (folder / TOKENIZER).is_file():
+        return None
+    from reference_impl.models.tokenizer_classes import tokenizer_class
+
+    text = read_text(folder / TOKENIZER)
+    return tokenizer_class(config, model, text) if re.search(r'"merges"\s*:\s*\[', text) else None  # only BPE has them
+
+
+def complete(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, SpecialTokens]:
+    """The folder's tokenizer with the tokens that tokenizer.json's lacks, and its special tokens. The one that is given
+    is changed. Raises ValueError for a list of added tokens that is none, and for a token that cannot have the id that
+    it names."""
     padding = tokenizer.padding
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = read_config(folder / CONFIG)
+    special, kind = special_tokens(folder, padding["pad_token"] if padding else None), _class_of(folder, config)
+    listed, own = config.get(LISTED), tokenizer.get_added_tokens_decoder()
+    if kind is not None:
+        from reference_impl.models.tokenizer_classes import rebuilt
+
+        tokenizer = rebuilt(tokenizer, kind, config)
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
-    special = special_tokens(folder, padding["pad_token"] if padding else None)
-    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    listed = config.get(LISTED)
     if listed is not None:
         tokens, where = dict(_of_config(listed, folder / CONFIG)), f"{folder / CONFIG}: {LISTED}"
     else:  # transformers' older form
-        names = {token.content for name, token in special.named.items() if name in _NAMES}
-        names |= {token.content for token in special.further}
-        tokens, where = dict(_of_file(read_config(folder / ADDED), folder / ADDED, names)), str(folder / ADDED)
-        tokens |= tokenizer.get_added_tokens_decoder()
+        found = _of_file(read_config(folder / ADDED), folder / ADDED, special.as_texts)
+        tokens, where = dict(found), str(folder / ADDED)
+        tokens |= own
     named = {token.content for token in special.named.values()}
-    for token in (*tokens.values(), *special.further):
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    new = [token for _, token in sorted(tokens.items())]
+    texts = known | {token.content for token in new}
+    for token in (*special.named.values(), *special.further):
+        if token.content not in texts and token not in new:
+            new.append(token)
+    for token in new:
         token.special = token.special or token.content in named
-    for number, token in sorted(tokens.items()):
-        if repr(token) == repr(known.get(token.content)):
-            continue
-        tokenizer.add_tokens([token])  # of one that is known, the flags
-        found = tokenizer.token_to_id(token.content)
-        if token.content and token.content not in known and found != number:
+    tokenizer.add_tokens(new)  # all at once: of one that is there, the flags; one of the vocabulary keeps its id
+    ids: dict[str, list[int]] = {}
+    for number, token in tokens.items():
+        ids.setdefault(token.content, []).append(number)
+    for content, numbers in ids.items():
+        place = tokenizer.token_to_id(content)
+        if content and content not in known and place not in numbers:
+            file = f"{folder / TOKENIZER}: added_tokens" if numbers[0] in own and listed is None else where
             raise ValueError(
-                f"{where}: {token.content!r} is to have the id {number}, and behind tokenizer.json it would get "
-                f"{found}: save the tokenizer with transformers' save_pretrained, which writes all into tokenizer.json"
+                f"{file}: {content!r} is to have the id {numbers[0]}, and transformers would give it {place}, since "
+                "ids are given one after another, behind the vocabulary: name the tokens of all ids between these, too"
             )
-    added = {*known, *(token.content for token in tokens.values())}
-    others = [token for token in (*special.named.values(), *special.further) if token.content not in added]
-    # One of the vocabulary keeps its id, another gets the next. Of other flags for one token the last new ones count.
-    tokenizer.add_tokens([*{repr(token): token for token in others}.values()])
+    if kind is not None and kind.adds_all_special:
+        every = dict.fromkeys(token.content for token in (*special.named.values(), *special.further))
+        tokenizer.add_tokens([AddedToken(content, special=True) for content in every])
+    if kind is not None and kind.post_processor == "bos" and "bos_token" in special.named:
+        first = special.named["bos_token"].content
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[first, "$A"],
+            pair=[first, "$A", first, "$B"],
+            special_tokens=[(first, tokenizer.token_to_id(first))],
+        )
+    return tokenizer, special
 
 
 def _of_config(listed: Any, file: Path) -> Iterator[tuple[int, AddedToken]]:

@@ -107,7 +107,7 @@ START, END, TEXT = 1, 2, 0  # <|im_start|>, <|im_end|>, <|endoftext|>
         ({"eos_token_id": TEXT}, None, {"eos_token": "<no such token>"}, (TEXT,)),
         ({"eos_token_id": TEXT}, None, {"added_tokens_decoder": {"x": 3}, "eos_token": 5}, (TEXT,)),
         ({"eos_token_id": TEXT}, None, None, (TEXT,)),
-        ({"eos_token_id": None}, None, None, ()),
+        ({"eos_token_id": None}, None, None, (TEXT,)),  # that of Qwen2Tokenizer, which is this model_type's
     ],
 )  # fmt: skip
 def test_the_tokenizers_end_counts_beside_the_configurations(

@@ -23,9 +23,10 @@ class ChatEncoder(PromptEncoder):
 
     def __init__(self, folder: Path | None):
         super().__init__(folder)
-        if folder is not None and self.tokenizer is not None:
-            complete(self.tokenizer, folder)
         self.templates = ChatTemplates(folder)
+        if folder is not None and self.tokenizer is not None:
+            self.tokenizer, special = complete(self.tokenizer, folder)
+            self.templates.special_tokens = {name: token.content for name, token in special.named.items()}
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:
         """The token ids of a text. ValueError also for half a surrogate pair, which no tokenizer can encode, and for a

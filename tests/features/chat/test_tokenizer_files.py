@@ -159,10 +159,39 @@ def test_special_tokens_are_split_where_the_configuration_says_it(tmp_path: Path
     assert found.tokenizer.token_to_id("<|im_end|>") not in found.encode("<|im_end|>")
 
 
-def test_the_padding_of_the_file_names_a_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [{}, {"pad_token": "<tool>"}, {"pad_token": None}])
+def test_the_padding_of_the_file_names_a_token_also_for_chat_templates(config: Any, tmp_path: Path) -> None:
     made = SHAPES["byte-level"]()
     made.enable_padding(pad_token="<extra>")
-    assert_same_as_transformers(folder(tmp_path, made))
+    template = {"chat_template": "{{ pad_token }}|{{ messages[0].content }}"}
+    place = folder(tmp_path, made, config | template)
+    found = assert_same_as_transformers(place)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(place)
+    asked = [{"role": "user", "content": "x"}]
+    assert found.chat_text(asked) == theirs.apply_chat_template(asked, tokenize=False)
+
+
+OBJECT = {"__type": "AddedToken", "content": "<tool>", "rstrip": True}
+TWICE: dict[str, tuple[list[AddedToken], dict[str, Any], dict[str, Any]]] = {
+    # tokens of tokenizer.json, tokenizer_config.json, added_tokens.json
+    "an object of the list is not compared": ([], {"extra_special_tokens": [OBJECT]}, {"<tool>": 300}),
+    "a text is": ([], {"extra_special_tokens": ["<tool>"]}, {"<tool>": 300}),
+    "a named object is not": ([], {"sep_token": OBJECT}, {"<tool>": 300}),
+    "the tokenizer's flags": ([AddedToken("<tool>", lstrip=True)], {"extra_special_tokens": [OBJECT]}, {}),
+    "the configuration's": ([AddedToken("<tool>", lstrip=True)],
+                            {"added_tokens_decoder": {"300": {"content": "<tool>", "rstrip": True}}}, {}),
+    "of two ids": ([], {"added_tokens_decoder": {"300": OBJECT | {"lstrip": True}, "900": {"content": "<tool>"}}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_of_a_token_that_is_named_twice_transformers_flags_count(case: str, tmp_path: Path) -> None:
+    tokens, config, listed = TWICE[case]
+    made = SHAPES["byte-level"]()
+    assert made.get_vocab_size() == 300
+    made.add_tokens(tokens)
+    listed_in = {"added_tokens": listed} if listed else {}
+    assert_same_as_transformers(folder(tmp_path, made, json.loads(json.dumps(config)), **listed_in))
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config", "special_tokens_map"])
