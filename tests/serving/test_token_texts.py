@@ -166,6 +166,32 @@ def test_no_two_tokens_have_one_text(name: str) -> None:
     assert len({tokens.text(token) for token in range(size)}) == size
 
 
+MIXED = ["▁ ", " ▁", "  ", "▁▁", " ", "▁", "▁ a", " ▁a", "a", "▁a", " a", "▁ ▁", " ▁ ", "a ▁", "a▁ ", "x"]
+REPLACE = decoders.Replace("▁", " ")
+OF_SPACES = {
+    "Metaspace": decoders.Metaspace(), "as written": decoders.Fuse(), "Replace": REPLACE,
+    "Llama's": decoders.Sequence([REPLACE, decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    "each token is stripped": decoders.Sequence([REPLACE, decoders.Strip(" ", 1, 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_SPACES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_so_it_is_where_a_vocabulary_writes_spaces_in_two_ways(name: str, turned: bool) -> None:
+    pieces = MIXED[::-1] if turned else MIXED
+    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    made.decoder = OF_SPACES[name]
+    texts = TokenText(made)
+    assert len({texts.text(token) for token in range(len(pieces))}) == len(pieces)
+    draw, x = random.Random(1), made.token_to_id("x")
+    for _ in range(100):
+        answer = draw.choices(range(len(pieces)), k=draw.randint(1, 9))
+        behind = made.decode([x, *answer, x])[1:-1]
+        assert b"".join(map(texts.bytes, answer)).decode() == behind
+        stream = TextStream(made, [x])
+        assert "".join(map(stream.push, answer)) + stream.finish() == made.decode([x, *answer])[1:]
+
+
 def test_so_it_is_where_tokens_say_that_a_word_ends() -> None:
     """GPT-1's BPE. A word's end is a space where another token follows."""
     pieces = {"true": 0, "true</w>": 1, "t": 2, "t</w>": 3}

@@ -34,7 +34,7 @@ class TokenText:
     def text(self, token: int) -> str:
         """A text that stands for this token only. A part of a character shows its bytes like OpenAI's, bytes:\\xNN, and
         so does a token of a byte if another token has that text. Of other tokens with the same text, all but the first
-        show the vocabulary's name, or token_id:N where it has none."""
+        show the vocabulary's name, or token_id:N where it has none, or its name is another token's text."""
         raw = self.bytes(token)
         try:
             text = raw.decode()
@@ -45,7 +45,9 @@ class TokenText:
         name = self._tokenizer.id_to_token(token)
         if name is None:
             return f"token_id:{token}"
-        return name if token not in self.special and self._has_earlier(text, token) else text
+        if token in self.special or not self._has_earlier(text, token):
+            return text
+        return f"token_id:{token}" if self._has_other(name, token) else name
 
     def readable(self, token: int) -> str:
         """The token's text, with U+FFFD for bytes that are no character."""
@@ -81,8 +83,8 @@ class TokenText:
             found = found if found[0] else ([token], len(text))
         return found
 
-    def _others(self, text: str) -> list[int]:
-        """The tokens that may have this text, by the names that vocabularies give them."""
+    def _others(self, text: str, token: int) -> list[int]:
+        """The tokens that may have this text, the token among them, by the names that vocabularies give them."""
         in_bytes = "".join(map(self._character_of.__getitem__, text.encode()))  # an added token may have that text, too
         names = (
             text,
@@ -93,14 +95,24 @@ class TokenText:
             in_bytes,
         )
         found = [self._tokenizer.token_to_id(name) for name in names]
+        found += self._alike.get(_without_spaces(self._tokenizer.id_to_token(token) or ""), [])
         return [token for token in dict.fromkeys(found) if token is not None]
 
+    @functools.cached_property
+    def _alike(self) -> dict[str, list[int]]:
+        """The tokens whose names differ in spaces alone, which vocabularies write in two ways: "▁ a" and " ▁a" have one
+        text, and a decoder may strip "▁a" to "a"."""
+        found: dict[str, list[int]] = {}
+        for name, token in self._tokenizer.get_vocab().items():
+            found.setdefault(_without_spaces(name), []).append(token)
+        return {key: sorted(tokens) for key, tokens in found.items() if len(tokens) > 1}
+
     def _has_other(self, text: str, token: int) -> bool:
-        return any(other != token and self.bytes(other) == text.encode() for other in self._others(text))
+        return any(other != token and self.bytes(other) == text.encode() for other in self._others(text, token))
 
     def _has_earlier(self, text: str, token: int) -> bool:
         """Whether an earlier token in `_others` has this text; the first of them keeps it."""
-        same = [other for other in self._others(text) if self.bytes(other) == text.encode()]
+        same = [other for other in self._others(text, token) if self.bytes(other) == text.encode()]
         return token in same[1:]
 
 
@@ -160,6 +172,10 @@ def _incomplete(raw: bytes) -> bytes:
             if error.start == 0 and error.reason == "unexpected end of data":
                 return raw[-length:]
     return b""
+
+
+def _without_spaces(name: str) -> str:
+    return name.replace("▁", "").replace(" ", "")
 
 
 def _shown(raw: bytes) -> str:
