@@ -14,6 +14,7 @@ from chapters.widgets.fewer_bits import fewer_bits
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
+from chapters.widgets.layout_explorer import layout_explorer
 from chapters.widgets.occupancy import occupancy
 from chapters.widgets.outliers import outliers
 from chapters.widgets.predictions import predict, reveal
@@ -43,6 +44,7 @@ __all__ = [
     "fewer_bits",
     "kv_memory",
     "latency_budget",
+    "layout_explorer",
     "occupancy",
     "outliers",
     "predict",
