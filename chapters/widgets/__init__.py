@@ -20,6 +20,7 @@ from chapters.widgets.outliers import outliers
 from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
 from chapters.widgets.radix_tree import radix_tree
+from chapters.widgets.rank_timeline import rank_timeline
 from chapters.widgets.roofline import roofline
 from chapters.widgets.rounding import rounding
 from chapters.widgets.sampling import sampling
@@ -27,6 +28,7 @@ from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
 from chapters.widgets.size_speed_quality import size_speed_quality
 from chapters.widgets.speculation import speculation
+from chapters.widgets.stages import stages
 from chapters.widgets.table import table
 from chapters.widgets.tile_stepper import tile_stepper
 from chapters.widgets.timeline import timeline
@@ -50,6 +52,7 @@ __all__ = [
     "predict",
     "quiz",
     "radix_tree",
+    "rank_timeline",
     "reveal",
     "roofline",
     "rounding",
@@ -59,6 +62,7 @@ __all__ = [
     "show",
     "size_speed_quality",
     "speculation",
+    "stages",
     "table",
     "tile_stepper",
     "timeline",

@@ -12,6 +12,7 @@ online_softmax  a softmax over pieces, merged
 collectives    alpha-beta cost of communication, tensor parallelism
 pipeline       a model in stages: schedules, bubbles, what one token takes
 schedules      collectives message by message, to be drawn, and in closed form
+pipeline       a model in stages: schedules, bubbles, what one token takes
 experts        experts over ranks: the busiest rank, replicas, placement, capacity
 queueing       waiting against load: Little's law and queues with a closed form
 prefix_cache   what hits save

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reference_impl.theory import collectives, kv_cache, latency
+from reference_impl.theory import collectives, kv_cache, latency, pipeline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.links import LINKS, link, transfer_seconds
 from reference_impl.theory.model_shapes import model
@@ -83,6 +83,19 @@ def test_e12_08_pcie_spans_a_node_and_infiniband_a_cluster() -> None:
         for name, alpha in (("NVLink 4", 2e-6), ("InfiniBand NDR 400G", 2e-6), ("InfiniBand NDR 400G", 6e-6))
     ]
     assert [t * 1e3 for t in seconds] == pytest.approx([4.5, 4.6, 13.5], abs=0.05)
+
+
+def test_e12_09_stages_of_inference_idle_for_too_few_batches_and_do_not_shorten_a_token() -> None:
+    """Claim: stages pass activations forward and gradients back. Inference goes forward only.
+
+    What idles is (p - 1)/(m + p - 1) where stages are filled once, and 1 - m/p while m batches decode; one stream takes
+    the sum of its stages, however many there are.
+    """
+    once = pipeline.schedule([1.0] * 4, 4)
+    assert all(a.end <= b.start for a in once for b in once if a.batch == b.batch and a.stage < b.stage)
+    assert pipeline.idle_share(once) == pytest.approx(3 / 7)
+    assert [pipeline.serving_idle_share([1.0] * 4, m) for m in (1, 2, 4, 8)] == pytest.approx([0.75, 0.5, 0, 0])
+    assert all(pipeline.token_seconds([24 / p] * p, 1) == pytest.approx(24) for p in (1, 2, 4, 8))
 
 
 def test_e12_12_one_shot_wins_below_about_two_megabytes_and_the_ring_above() -> None:
