@@ -12,7 +12,6 @@ online_softmax  a softmax over pieces, merged
 collectives    alpha-beta cost of communication, tensor parallelism
 pipeline       a model in stages: schedules, bubbles, what one token takes
 schedules      collectives message by message, to be drawn, and in closed form
-pipeline       a model in stages: schedules, bubbles, what one token takes
 experts        experts over ranks: the busiest rank, replicas, placement, capacity
 queueing       waiting against load: Little's law and queues with a closed form
 prefix_cache   what hits save
@@ -21,6 +20,12 @@ quantization   bits, errors and sizes of formats
 fusion         bytes that a fused chain of operations saves
 occupancy      warps, registers and shared memory of an SM
 warp           lanes, banks and branches of a warp
+mixtures       mixtures of experts: a table beside the models
+rank_parts     what the busiest rank of a layout has of a model
+layout_costs   bytes, seconds and messages of one layout: tensor, pipeline, data and expert parallelism
+choices        what a layout gives under a load
+plan           which layout of a model on so many GPUs, and why
+names          rows of the tables by what a person types
 deployment     a model on a device: times of a step and of a prompt
 cost           price per token, fleets, the throughput a deployment can have
 adapters       size of low-rank adapters
