@@ -118,6 +118,11 @@ class Engine(CoreEngine):
         return self.depth > 1
 
     @property
+    def moves_pages(self) -> bool:
+        """Whether it has a page store."""
+        return self._pages is not None
+
+    @property
     def max_request_len(self) -> int:
         """The most tokens a request may have now, beside what is pinned: all but the last need a slot in the cache."""
         windows = [spec.window for spec in self.kv_specs]

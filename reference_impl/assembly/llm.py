@@ -273,6 +273,19 @@ class LLM(core_llm.LLM, ChatEncoder):
 
         return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self.step)
 
+    def update_weights(self, folder: str | Path) -> None:
+        """Replaces the weights by those of another checkpoint of the same model, between two steps: a folder or an id,
+        of which only config.json and the tensors are read. Requests go on, and compute what they have anew: see
+        `new_weights.py`. While it loads, both fit into memory.
+
+        ValueError or CheckpointError, and nothing has changed, for another model, for files that cannot be read, and
+        with what goes on with old keys and values: a page store, a beam search under way.
+        """
+        from reference_impl.assembly.new_weights import update_weights
+        from reference_impl.models.hub import model_folder
+
+        update_weights(self, Path(model_folder(folder)))
+
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
 
     def start(self, prompt: AnyPrompt, sampling: SamplingParams, **options: Any) -> Generation:

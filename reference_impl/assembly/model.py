@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,29 @@ def load_model(
     weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     rank: which part of the model is loaded, and how it meets the parts of the other ranks.
     """
-    folder, own_method = Path(folder), linear_method is not None
+    again = partial(
+        _loaded, dtype=dtype, device=device, max_position=max_position, kernels=kernels, quantization=quantization,
+        linear_method=linear_method, rank=rank,
+    )  # fmt: skip
+    model = again(Path(folder))
+    model.load_again = partial(again, dtype=model.dtype)
+    if rank is not None:
+        rank.join(model)
+    return model
+
+
+def _loaded(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    max_position: int | None,
+    kernels: Asked,
+    quantization: Quantizations,
+    linear_method: LinearMethod | Methods | None,
+    rank: ModelPart | None,
+) -> Decoder:
+    """`load_model`, of a rank its part alone, which has not joined the others."""
+    own_method = linear_method is not None
     if is_gguf(folder):
         if rank is not None:
             raise ConfigError(f"{folder}: a GGUF file is not divided among ranks: use one")
@@ -117,10 +140,7 @@ def load_model(
         fill(model, table, files, others)
     if not own_method:  # else nothing says what it makes of the weights
         model.checkpoint = Checkpoint(folder, what_is_made(quantization, config))
-    _finished(model, folder, kernels)
-    if rank is not None:
-        rank.join(model)
-    return model
+    return _finished(model, folder, kernels)
 
 
 def _checked(

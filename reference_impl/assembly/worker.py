@@ -36,6 +36,8 @@ from reference_impl.interfaces import (
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from reference_impl.features.grammars.drafts import AskMasks, Drafted
     from reference_impl.features.graphs.graphs import Recorder
     from reference_impl.features.speculative.draft_graphs import PassGraphs
@@ -59,6 +61,7 @@ class LocalExecutor(GraphWorker):
         page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
         tree: Tree | Growth | None = None, lookahead: Shape | None = None, typical: bool = False,
     ):  # fmt: skip
+        self.decoder = model
         tap = None
         source: Source | None = None if proposer is None else Proposed(proposer)
         has_bounds, makes_drafts = False, bool(proposer or draft or lookahead)
@@ -121,6 +124,20 @@ class LocalExecutor(GraphWorker):
         from reference_impl.features.speculative.draft_part import shown_drafts
 
         return shown_drafts(run, ask)
+
+    def load_weights(self, folder: Path) -> None:
+        """See `UpdatesWeights`."""
+        from reference_impl.assembly.new_weights import loaded
+
+        self._new_weights = loaded(self.decoder, folder)
+
+    @torch.inference_mode()
+    def use_weights(self) -> None:
+        """See `UpdatesWeights`."""
+        from reference_impl.assembly.new_weights import take_weights
+
+        take_weights(self.decoder, self._new_weights)
+        del self._new_weights
 
     def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
         super().use_graphs(recorder, max_rows, max_len, num_drafts)

@@ -258,12 +258,14 @@ def new_worker(
 
         model = TokenByToken(model)
     lookahead = lookahead_of(half.config)
-    return LocalExecutor(
+    executor = LocalExecutor(
         model, cache, half.attention, half.kv_specs, half.clock, sampler,
         max_num_seqs=half.config.max_num_seqs, max_len=half.max_model_len, proposer=proposer,
         page_store=store, draft=draft, tree=None if lookahead else tree_of(half.config), lookahead=lookahead,
         typical=half.config.acceptance == "typical",
     )  # fmt: skip
+    executor.decoder = half.model
+    return executor
 
 
 def why_not_graphs(half: WorkerHalf, draft: Drafts | None = None) -> str | None:

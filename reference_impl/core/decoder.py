@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from reference_impl.core.model_config import ModelConfig
 from reference_impl.core.rotary import RotaryTable
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
 from reference_impl.kernels import reference
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Lookup = Callable[[Tensor, Tensor], Tensor]  # (ids [rows], embedding [vocab_size, hidden_size]) -> [rows, hidden_size]
 Head = Callable[[Tensor, Tensor], Tensor]  # (x, lm_head [vocab_size, hidden_size]) -> logits [len(x), vocab_size]
@@ -115,6 +119,7 @@ class Decoder(nn.Module):
 
     normalize = staticmethod(reference.rms_norm)
     checkpoint: object = None  # what its weights were loaded from, if anything
+    load_again: Callable[[Path], Decoder] | None = None  # loads another checkpoint in the same way
 
     def __init__(
         self,

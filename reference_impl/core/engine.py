@@ -215,6 +215,14 @@ class Engine:
             self._drain()
         return result
 
+    def collect(self) -> StepResult:
+        """Collects the oldest step in flight, and submits none: for an engine that is to stand still."""
+        try:
+            return self._record(self._collect())
+        except BaseException as error:
+            self._lose(error)
+            raise
+
     def _submit(self, plan: StepPlan) -> None:
         requests: Mapping[str, Request] = self.requests
         if self.depth > 1:  # when it is collected, some may have ended
@@ -292,12 +300,7 @@ class Engine:
         """Collects the steps in flight when no request remains, so that their blocks become free; not after a failed
         step, since an abort that follows it should not raise one more error."""
         while self.in_flight and not self.requests and self.lost is None:
-            try:
-                done = self._collect()
-            except BaseException as error:
-                self._lose(error)
-                raise
-            self._record(done)
+            self.collect()
 
     def _lose(self, error: BaseException) -> None:
         """Handles a step that failed, or was interrupted by Ctrl-C. With one step at a time it can be tried again, and

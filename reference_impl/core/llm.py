@@ -100,7 +100,10 @@ class LLM(PromptEncoder):
 
     def step(self) -> StepResult:
         """Runs one step of the engine. Each token goes to its request, also if another caller streams that one."""
-        result = self.engine.step()
+        return self.deliver(self.engine.step())
+
+    def deliver(self, result: StepResult) -> StepResult:
+        """Gives the tokens of a step to the requests whose text is growing."""
         for request_id, tokens in result.tokens.items():
             if request_id in self._live:
                 self._live[request_id].push(tokens)

@@ -234,13 +234,27 @@ class Scheduler:
         become free without that."""
         if not all(may_preempt(self.step_id + 1) for may_preempt in self.hooks["may_preempt"]):
             return False
-        request = self.running.pop()
+        request = self.running[-1]
         self._give_up_blocks(request)
+        self._wait(request)
+        plan.preempted.append(request.id)
+        return True
+
+    def _wait(self, request: Request) -> None:
+        self.running.remove(request)
         request.state = RequestState.WAITING
         self.waiting.push(request, self.ranks[request.id])
         self.num_running, self.num_waiting = self.num_running - 1, self.num_waiting + 1
-        plan.preempted.append(request.id)
-        return True
+
+    def restart(self, request: Request) -> None:
+        """Has a request compute all its tokens again: it is queued as if preempted, but what it computed is of no use,
+        to others neither."""
+        request.num_computed_tokens = request.num_cached_tokens = request.num_in_flight = 0
+        if not request.output_tokens:
+            request.prompt_logprobs.clear()
+        self.kv.free(request)
+        if request.state is RequestState.RUNNING:
+            self._wait(request)
 
     def _give_up_blocks(self, request: Request) -> None:
         if not any(gives_up(request) for gives_up in self.hooks["gives_up"]):

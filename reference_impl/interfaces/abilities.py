@@ -18,6 +18,8 @@ from reference_impl.interfaces.request import Request
 from reference_impl.interfaces.step import Masks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -140,6 +142,19 @@ class RunsStages(Protocol):
     def num_stages(self) -> int:
         """The number of stages, at least 1. With more than 1, max_in_flight is 1, so callers that ignore this ability
         run one step at a time."""
+        ...
+
+
+@runtime_checkable
+class UpdatesWeights(Protocol):
+    """An executor that can replace the weights of its model; both are called while no step is in flight."""
+
+    def load_weights(self, folder: Path) -> None:
+        """Loads another checkpoint of the same model, beside the weights in use. ValueError if that cannot be."""
+        ...
+
+    def use_weights(self) -> None:
+        """Puts what was loaded in their place."""
         ...
 
 

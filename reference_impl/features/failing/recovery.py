@@ -92,21 +92,13 @@ class Recovery:
         in flight give it nothing."""
         logger.warning("request %r: %s: its tokens are computed again, alone", request.id, why)
         engine, self._num_alone = self.engine, self._num_alone + 1
-        scheduler, kv = engine.scheduler, engine.kv
+        scheduler = engine.scheduler
         assert isinstance(scheduler, Scheduler)
         for step, expected in scheduler.in_flight.items():
             scheduler.in_flight[step] = [one for one in expected if one[0] is not request]
         for each in (request, *request.children):  # samples that are forked later share its blocks
             each.cache_salt = f"{_ALONE}{self._num_alone}"
-        request.num_computed_tokens = request.num_cached_tokens = request.num_in_flight = 0
-        if not request.output_tokens:
-            request.prompt_logprobs.clear()
-        kv.free(request)
-        if request.state is RequestState.RUNNING:
-            scheduler.running.remove(request)
-            request.state = RequestState.WAITING
-            scheduler.waiting.push(request, scheduler.ranks[request.id])
-            scheduler.num_running, scheduler.num_waiting = scheduler.num_running - 1, scheduler.num_waiting + 1
+        scheduler.restart(request)
         engine.planner.close(request.id)
         if engine.in_flight:
             self.stale[request] = engine.in_flight[-1].plan.step_id

@@ -26,7 +26,7 @@ from reference_impl.features.process.facts import Facts, combined
 from reference_impl.features.process.nursery import Nursery
 from reference_impl.features.process.nursery import supported as nursery_supported
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
-from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks
+from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks, UpdatesWeights
 from reference_impl.interfaces.collectives import CollectiveError, RankTime
 
 Make = Callable[[], tuple[Executor, Facts]]
@@ -56,6 +56,14 @@ class RankExecutor:
     def collect(self, ticket: Any) -> Reply:
         reply = self.executor.collect(ticket)
         return replace(reply, ranks=(RankTime(reply.started_at, reply.finished_at, self.collectives.waited),))
+
+    def load_weights(self, folder: Path) -> None:
+        assert isinstance(self.executor, UpdatesWeights)
+        self.executor.load_weights(folder)
+
+    def use_weights(self) -> None:
+        assert isinstance(self.executor, UpdatesWeights)
+        self.executor.use_weights()
 
     def close(self) -> None:
         self.executor.close()
@@ -144,6 +152,27 @@ class RankProcesses(RankGroup):
     def collect(self, ticket: int) -> Reply:
         replies = self._answers(ticket, lambda rank: rank.collect(ticket))
         return self._or_end(ticket, self.stages.reply, ticket, replies)
+
+    def load_weights(self, folder: Path | None) -> None:
+        """See `UpdatesWeights`; None: `use_weights`."""
+        wrong = []
+        try:
+            for rank in self.ranks:
+                rank.ask_weights(folder)
+            for rank in self.ranks:
+                try:
+                    rank.took_weights()
+                except ValueError as error:
+                    wrong.append(error)
+        except WorkerError as error:
+            self.ended = f"{error}. All {len(self.ranks)} ranks were ended, and what their caches held is lost"
+            self.close()
+            raise WorkerError(self.ended, None, error.rank) from None
+        if wrong:
+            raise wrong[0]
+
+    def use_weights(self) -> None:
+        self.load_weights(None)
 
     def _answers(self, step: int, read: Callable[[WorkerProcess], Any]) -> list[Any]:
         """What all ranks answer, as it comes: each may wait for the others. read: a rank's message; None: another
@@ -249,6 +278,19 @@ class RankThreads(RankGroup):
         if self._waits == ticket:
             raise RuntimeError(f"step {ticket} was submitted with takes_masks: call finish before collect")
         return self._or_end(self.stages.reply, ticket, self._all(self._running.pop(ticket)))
+
+    def load_weights(self, folder: Path) -> None:
+        """See `UpdatesWeights`."""
+        self._in_threads([partial(each.load_weights, folder) for each in self.executors])  # type: ignore[attr-defined]
+
+    def use_weights(self) -> None:
+        self._in_threads([each.use_weights for each in self.executors])  # type: ignore[attr-defined]
+
+    def _in_threads(self, calls: Sequence[Callable[[], None]]) -> None:
+        running = [thread.submit(call) for thread, call in zip(self._threads, calls, strict=True)]
+        concurrent.futures.wait(running)
+        for each in running:
+            each.result()
 
     def close(self) -> None:
         """Ends all threads; idempotent."""

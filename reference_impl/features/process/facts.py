@@ -6,12 +6,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import KVSpec
 
 PROTOCOL = 8  # version of the messages; raised when one changes its meaning
+
+
+class NewWeights(NamedTuple):
+    """Asks a worker for weights, see `UpdatesWeights`: to load those of a folder, or, None, to use what was loaded."""
+
+    folder: Path | None
 
 
 @dataclass(frozen=True)

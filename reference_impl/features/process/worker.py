@@ -15,11 +15,12 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from reference_impl.features.grammars.drafts import AskMasks, Drafted
 from reference_impl.features.process.beside import Process, how_it_ended, start_beside
-from reference_impl.features.process.facts import Facts
+from reference_impl.features.process.facts import Facts, NewWeights
 from reference_impl.interfaces import Executor, Masks, Reply, Step
 
 PROGRAM = "reference_impl.features.process.worker_main"
@@ -57,7 +58,7 @@ class WorkerProcess:
         self._connection = Connection(mine.detach())
         try:
             self._connection.send_bytes(pickle.dumps(make))
-            facts, self._max_in_flight = self._started()
+            facts, self._max_in_flight = self._ready("started")
             self.facts: Facts = facts
             self._limit_waiting()
         except BaseException:
@@ -139,15 +140,33 @@ class WorkerProcess:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 same.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def _send(self, message: Any, step_id: int) -> None:
+    def _send(self, message: Any, step_id: int | None) -> None:
         try:
             self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except BlockingIOError:
+            assert step_id is not None, "what is about no step is short"
             raise self._late(step_id, "read") from None
         except OSError:
             raise self._gone(step_id) from None
 
-    def _started(self) -> Any:
+    def load_weights(self, folder: Path) -> None:
+        """See `UpdatesWeights`. WorkerError if the worker is gone."""
+        self.ask_weights(folder)
+        self.took_weights()
+
+    def use_weights(self) -> None:
+        self.ask_weights(None)
+        self.took_weights()
+
+    def ask_weights(self, folder: Path | None) -> None:
+        """The first half of `load_weights`; None: of `use_weights`."""
+        self._send(NewWeights(folder), None)
+
+    def took_weights(self) -> None:
+        """The second half: waits."""
+        self._ready("loaded weights")
+
+    def _ready(self, meanwhile: str) -> Any:
         """What the worker says when it is ready. However long it loads; but a stopped one would be waited for without
         end."""
         while self._connection.poll(STARTING_SECONDS):
@@ -158,7 +177,7 @@ class WorkerProcess:
         self._process.wait()
         raise WorkerError(
             f"worker {self.rank} (process {self.pid}) gave no sign of life for {STARTING_SECONDS:g} s while it "
-            "started, and was ended: it was stopped, or the machine does not let it run",
+            f"{meanwhile}, and was ended: it was stopped, or the machine does not let it run",
             None,
             self.rank,
         )
@@ -173,7 +192,7 @@ class WorkerProcess:
                 raise self._late(step_id, "answered")
             what, content = pickle.loads(self._connection.recv_bytes())
         except BlockingIOError:
-            assert step_id is not None, "there is no limit before the first step"
+            assert step_id is not None, "what is about no step is short"
             raise self._late(step_id, "wholly answered") from None
         except (EOFError, OSError):
             raise self._gone(step_id) from None

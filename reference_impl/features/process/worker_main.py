@@ -9,17 +9,20 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from reference_impl.features.grammars.drafts import ShowsDrafts
 from reference_impl.features.process.beside import end_with_the_other, ignore_signals
-from reference_impl.interfaces import Executor, Masks, Step, TakesMasks
+from reference_impl.features.process.facts import Facts, NewWeights
+from reference_impl.interfaces import Executor, Masks, Step, TakesMasks, UpdatesWeights
 
-# A step; its masks; its number, where its drafts are asked for; masks that these depend on; None: the end.
-Message: TypeAlias = Step | Masks | int | list[bytes | None] | None
+# A step; its masks; its number, where its drafts are asked for; masks that these depend on; new weights; None: the end.
+Message: TypeAlias = Step | Masks | int | list[bytes | None] | NewWeights | None
 
 
 class _Inbox:
@@ -65,6 +68,10 @@ def serve(connection: Connection, executor: Executor) -> None:
                 _answer(connection, messages, executor, running, message)
             elif isinstance(message, Masks):
                 _finish(executor, running, message)
+            elif isinstance(message, NewWeights):
+                with signs_of_life(connection):
+                    answer = _outcome(partial(_new_weights, executor, message.folder))
+                connection.send_bytes(pickle.dumps(answer))
         oldest = running.popleft()
         try:
             failed = oldest.failed is not None
@@ -141,6 +148,32 @@ def _read(connection: Connection, messages: _Inbox) -> None:
             return
 
 
+def _made(connection: Connection) -> tuple[Executor, Facts]:
+    executor, facts = pickle.loads(connection.recv_bytes())()
+    return executor, facts
+
+
+def _new_weights(executor: Executor, folder: Path | None) -> None:
+    if not isinstance(executor, UpdatesWeights):
+        raise ValueError(f"update_weights: {type(executor).__name__} cannot")
+    if folder is None:
+        executor.use_weights()
+    else:
+        executor.load_weights(folder)
+
+
+def _outcome(do: Callable[[], Any]) -> tuple[str, Any]:
+    """The message that says what came of it."""
+    try:
+        return "ready", do()
+    except EOFError:
+        raise
+    except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
+        return "refused", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
 @contextlib.contextmanager
 def signs_of_life(connection: Connection) -> Iterator[None]:
     """Says each second, in a thread of its own, that this process lives, until the block ends."""
@@ -166,18 +199,14 @@ def main() -> None:
     end_with_the_other(connection.fileno())  # before anything is imported: a small process is forked
     with signs_of_life(connection):
         try:
-            make = pickle.loads(connection.recv_bytes())
-            executor, facts = make()
-            answer: tuple[str, Any] = "ready", (facts, executor.max_in_flight)
+            what, made = _outcome(partial(_made, connection))
         except EOFError:
             return
-        except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
-            answer = "refused", str(error)
-        except Exception:
-            answer = "failed", traceback.format_exc()
-    connection.send_bytes(pickle.dumps(answer))
-    if answer[0] != "ready":
+    if what != "ready":
+        connection.send_bytes(pickle.dumps((what, made)))
         return
+    executor, facts = made
+    connection.send_bytes(pickle.dumps((what, (facts, executor.max_in_flight))))
     serve(connection, executor)
     executor.close()
 
