@@ -247,7 +247,8 @@ def everything(choice: Choice) -> int:
         print(f"{len(jobs) - len(left)} of {len(jobs)} jobs were finished by a run that was killed; this goes on.")
 
     run = Run(choice, True, progress)
-    run.all(sorted(left, key=lambda job: -job.seconds))
+    # First what has no line: it may take longest.
+    run.all(sorted(left, key=lambda job: (job.units <= choice.lines.keys(), -job.seconds)))
     progress.unlink(missing_ok=True)
     return say_end(run, "everything")
 
