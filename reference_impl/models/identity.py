@@ -51,7 +51,7 @@ def weights_of(model: Decoder) -> str:
     if isinstance(checkpoint, Checkpoint):
         return checkpoint.weights
     total = hashlib.sha256()
-    for name, tensor in _tensors(model):
+    for name, tensor in tensors_of(model):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
         total.update(hashlib.sha256(_bytes(tensor)).digest())
     return total.hexdigest()
@@ -128,7 +128,7 @@ def _chunk(tensor: Stored, at: int) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yields all that products and norms read, by names that another process gives them, too."""
     yield "embedding", model.embedding
     if model.lm_head is not None and not model.lm_head.is_meta:
@@ -147,4 +147,5 @@ def _tensors(model: Decoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    dense = tensor.to_dense() if tensor.is_mkldnn else tensor  # packed where the CPU multiplies packed weights faster
+    return dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -17,6 +17,7 @@ from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import UnquantizedLinear
+from reference_impl.features.cpu.operators import PackedLinear, available
 from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models import identity
@@ -128,8 +129,17 @@ def test_the_same_codes_said_to_be_stored_otherwise_give_another_hash(change: st
     assert len(found) == 2
 
 
+def test_packed_weights_have_the_hash_of_their_numbers() -> None:
+    """A CPU with AVX-512 packs float32, one with AVX2 large weights of it."""
+    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+    params = {"weight": weight.clone()}
+    if available(torch.float32):
+        PackedLinear(torch.float32).finish(params)
+    assert bytes(identity._bytes(params["weight"])) == bytes(identity._bytes(weight))
+
+
 def test_a_model_without_a_checkpoint_hashes_its_tensors(random_model) -> None:
-    model: Decoder = random_model("float32", num_hidden_layers=1)
+    model: Decoder = random_model("float64", num_hidden_layers=1)
     assert model.checkpoint is None
     before = weights_of(model)
     for tensor in (model.norm, model.layers[0].qkv.params["weight"], model.layers[0].qk_norm, model.embedding):
