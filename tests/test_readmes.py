@@ -63,14 +63,16 @@ def test_its_python_runs_and_the_text_goes_on_from_the_prompt(page: str) -> None
 def test_what_is_said_of_planned_and_finished_chapters_is_the_manifests() -> None:
     chapters = yaml.safe_load(text("chapters/course.yaml"))["chapters"]
     numbers = [chapter["number"] for chapter in chapters if chapter["status"] == "planned"]
-    planned = f"{numbers[0]:02} to {numbers[-1]}"
-    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    firsts = [n for n in numbers if n - 1 not in numbers]
+    lasts = [n for n in numbers if n + 1 not in numbers]
+    planned = " and ".join(f"{first:02} to {last:02}" for first, last in zip(firsts, lasts, strict=True))
     assert f"Chapters {planned} are planned" in text("README.md")
     assert f"| later, {planned} | planned;" in text("chapters/README.md")
     words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
     labs = len(list((ROOT / "labs").glob("[0-9]*_*/*.ipynb")))
     said = re.sub(r"\s+", " ", text("README.md"))
-    assert f"has {words[len(chapters) - len(numbers) - 1]} finished chapters" in said
+    finished = [chapter for chapter in chapters if chapter["status"] == "finished"]
+    assert f"has {words[len(finished) - 1]} finished chapters" in said
     assert f"{words[labs - 1]} labs" in said
 
 
