@@ -30,7 +30,7 @@ from reference_impl.models.quantization.auto_gptq import Gptq
 from reference_impl.models.quantization.packing import pack_words, unpack_words
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from tests.models.test_compressed_tensors import their_parameters
-from tests.models.test_gptq_awq import AWQ, FLOAT32, GPTQ, SIZES, written  # noqa: F401
+from tests.models.test_gptq_awq import AWQ, FLOAT32, GPTQ, SIZES, as_stored, written  # noqa: F401
 from tests.models.test_parity import IDS, worst
 from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
 from tests.quantization.test_quantize_folder import TOKENS, small
@@ -137,6 +137,18 @@ def test_gptq_with_act_order_and_a_group_that_does_not_divide_the_inputs(version
     model = load_model(folder, FLOAT32)
     assert set(paths_of(model)) == {"decoded once"}
     assert worst(our_logits(model, IDS)[0], our_logits(load_model(plain, FLOAT32), IDS)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("as_they_are", [False, True])
+def test_groups_that_are_all_zero_are_in_the_order_of_inputs(as_they_are: bool, written, our_logits) -> None:  # noqa: F811
+    """As GPTQ-for-LLaMa wrote g_idx, and as vLLM reads it, which looks at it with desc_act alone."""
+    folder, plain = written(GPTQ)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {name: tensor * 0 for name, tensor in tensors.items() if name.endswith("g_idx")}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = load_model(folder, FLOAT32, linear_method=as_stored(folder) if as_they_are else None)
+    expected = our_logits(load_model(plain, FLOAT32), IDS)[0]
+    assert worst(our_logits(model, IDS)[0], expected) <= 1e-5
 
 
 def test_gptq_of_other_bits_for_some_layers(written, edit, our_logits) -> None:  # noqa: F811

@@ -10,7 +10,8 @@
 Codes have no sign. Version 1 of the format ("gptq") stores each zero point less one, modulo 2^bits, as AutoGPTQ's
 qlinear_cuda.py reads it; version 2 ("gptq_v2", of GPTQModel) stores it as it is. With act-order (desc_act) columns were
 quantized in the order of their Hessian's diagonal, and groups were made of neighbours in that order: g_idx then says
-any group for any input.
+any group for any input. Without it g_idx is in the order of inputs, or, of early writers, all zero, which means that,
+too.
 """
 
 from __future__ import annotations
@@ -77,12 +78,18 @@ class Gptq:
                 f"expected groups 0 to {groups - 1}, as group_size {size} of {len(g_idx)} inputs makes them, found "
                 f"{int(g_idx.min())} to {int(g_idx.max())}: group_size in config.json is not that of the file"
             )
-        if not self.act_order and bool((g_idx != in_order).any()):
+        if not self.act_order and bool(g_idx.any()) and bool((g_idx != in_order).any()):
             place = int((g_idx != in_order).nonzero()[0])
             raise ValueError(
                 f"expected input // {size}, since config.json says desc_act false, found group {int(g_idx[place])} for "
                 f"input {place}: set desc_act true if the file was made with act-order, or correct group_size"
             )
+
+    def _groups(self, g_idx: Tensor) -> Tensor:
+        """The group of each input, int64 [in]."""
+        groups, size = g_idx.long(), self.group_size or len(g_idx)
+        says_nothing = not self.act_order and not bool(groups.any())
+        return torch.arange(len(groups), device=groups.device) // size if says_nothing else groups
 
     def _zeros(self, qzeros: Tensor) -> Tensor:
         """Zero points, int32 [groups, out]."""
@@ -91,15 +98,15 @@ class Gptq:
         return (stored + 1) & most if self.version == 1 else stored
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
-        groups = tensors["g_idx"].long()
+        groups = self._groups(tensors["g_idx"])
         codes, zeros, scales = self._parts(tensors, in_features)
         return (codes - zeros[:, groups]).float() * scales[:, groups]
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
         """Codes and zero points with a sign; None where groups are not of neighbours, or not all of one size."""
-        size = self.group_size or in_features
-        in_order = torch.arange(in_features, device=tensors["g_idx"].device) // size
-        if in_features % size or not torch.equal(tensors["g_idx"].long(), in_order):
+        size, groups = self.group_size or in_features, self._groups(tensors["g_idx"])
+        in_order = torch.arange(in_features, device=groups.device) // size
+        if in_features % size or not torch.equal(groups, in_order):
             return None
         codes, zeros, scales = self._parts(tensors, in_features)
         middle = 1 << (self.bits - 1)
