@@ -1,4 +1,5 @@
-"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `eval-kv`, `bench`. Heavy imports happen inside them."""
+"""`inferlab generate`, `serve`, `plan`, `profile`, `quantize`, `eval`, `eval-kv`, `bench`. Heavy imports happen inside
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import typer
 
 from reference_impl.bench import names
 from reference_impl.bench import serve as load
-from reference_impl.cli import quantizing
+from reference_impl.cli import planning, quantizing
 from reference_impl.cli.messages import described, install
 from reference_impl.cli.options import (
     MODEL,
@@ -211,6 +212,9 @@ def profile(
         profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **engine.of_llm())
 
 
+app.command("plan", epilog="Example: inferlab plan --model llama-3-70b --gpu h100 --gpus 8 --ttft 0.5 --tpot 0.05")(
+    planning.plan_layouts
+)
 app.command(epilog="Example: inferlab quantize target --method gptq --calibration TEXT -o OUT")(quantizing.quantize)
 app.command("eval", epilog="Example: inferlab eval OUT --against target --text TEXT")(quantizing.evaluate)
 app.command("eval-kv", epilog="Example: inferlab eval-kv target --text TEXT --kv-dtype int8,int4 --needles 8")(

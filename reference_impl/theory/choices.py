@@ -85,6 +85,9 @@ class Load:
     def why_not(self, layout: Layout) -> str | None:
         """By how much memory does not suffice for the weights, one request, or those that are asked for."""
         s, heaviest = layout.setting, max(layout.weights)
+        if s.usable <= 0:
+            memory = format_bytes(s.utilization * s.device.capacity)
+            return f"{format_bytes(s.reserve)} are reserved on each GPU, and {memory} of it may be used"
         if heaviest >= s.usable:
             return (
                 f"{format_bytes(heaviest)} of weights on a GPU with {format_bytes(s.usable)} to use: "

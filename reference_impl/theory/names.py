@@ -34,6 +34,16 @@ def _nearest(what: str, name: str, known: list[str]) -> str:
     begin = [each for key, each in folded.items() if key.startswith(name.casefold())] if name else []
     if len(begin) == 1:
         return begin[0]
-    close = [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, 2, 0.4)]
+    close = _close(name, known)
     nearest = f"nearest: {' or '.join(close or begin)}; " if close or begin else ""
     raise ValueError(f"there is no {what} {name!r}; {nearest}known: {', '.join(known)}")
+
+
+def nearest_models(name: str) -> list[str]:
+    """Names of the table that are most like one, at most two."""
+    return _close(name, known_models())
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    folded = {each.casefold(): each for each in known}
+    return [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, 2, 0.4)]

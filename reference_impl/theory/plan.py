@@ -47,7 +47,7 @@ class Rejected:
 @dataclass(frozen=True)
 class Plan:
     """layouts: from best to worst, at least one. break_even: bytes at which one-shot and ring take the same time in a
-    node; infinity for two ranks."""
+    node; infinity for fewer than three ranks. notes: what to beware of."""
 
     setting: Setting
     prompt_tokens: int
@@ -56,6 +56,7 @@ class Plan:
     rejected: tuple[Rejected, ...]
     why: str
     break_even: float
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Choice:
@@ -100,6 +101,9 @@ def plan(
     """
     shape = find_model(model) if isinstance(model, str) else model
     device = find_device(device) if isinstance(device, str) else device
+    for name, value in (("ttft", ttft), ("tpot", tpot)):
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}: expected more than 0 s, got {value:g}")
     _check(num_devices, prompt_tokens, output_tokens, batch, rate, devices_per_node)
     of_node = find_link(inside) if inside is not None else LINKS[device.link or device.host_link]
     where = Topology("plan", devices_per_node, of_node, find_link(between))
@@ -126,8 +130,14 @@ def plan(
     found.sort(key=lambda c: (_miss(c, asked), -round(c.tokens_per_second, 3), c.ttft, c.pp, c.ep))
     group = min(num_devices, devices_per_node)
     meeting = all_reduce_break_even(group, of_node.alpha, of_node.per_direction) if group > 1 else float("inf")
-    layouts = tuple(found)
-    return Plan(setting, prompt_tokens, output_tokens, layouts, tuple(rejected), _why(layouts, asked), float(meeting))
+    layouts, longest = tuple(found), shape.max_context
+    notes = []
+    if longest is not None and prompt_tokens + output_tokens > longest:
+        notes.append(f"{shape.name} has a context of {longest:,} tokens; asked are {prompt_tokens + output_tokens:,}")
+    return Plan(
+        setting, prompt_tokens, output_tokens, layouts, tuple(rejected), _why(layouts, asked), float(meeting),
+        tuple(notes),
+    )  # fmt: skip
 
 
 def _check(devices: int, prompt: int, output: int, batch: int | None, rate: float | None, per_node: int) -> None:
