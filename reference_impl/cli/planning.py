@@ -64,8 +64,9 @@ def plan_layouts(
 ) -> None:
     """Which layout of a model on so many GPUs: tensor, pipeline, data and expert parallelism, and why.
 
-    Says of each layout that fits what it gives, at assumed shares of the hardware's limits (--mfu, --mbu), without
-    queueing. `floor` is the limit: one token of one stream, its weights and the all-reduces of its layers.
+    Says what each layout that fits gives, at assumed shares of the limits (--mfu, --mbu).
+    Nothing waits in a queue. floor: a token of one stream at the limits, its weights and
+    the all-reduces of its layers.
     """
     from reference_impl.theory.plan import plan
 
@@ -218,7 +219,8 @@ def _lines(found: Plan, model: str, show: int) -> list[str]:
     place = f"{nodes} nodes, {s.where.inside.name} inside, {s.where.between.name} between"
     links = place if nodes > 1 else s.where.inside.name
     lines = [
-        f"{s.shape.name}, {size} in {s.weight_bits:g} bits, on {s.num_devices} x {s.device.name}, {links}",
+        f"{s.shape.name}, {size} in {s.weight_bits:g} bits, multiplied in {s.precision}, on {s.num_devices} x "
+        f"{s.device.name}, {links}",
         f"prompts of {found.prompt_tokens:,} tokens, answers of {found.output_tokens:,}; assumed: {s.mfu:.0%} of the "
         f"peak FLOP/s, {s.mbu:.0%} of the bandwidth, no queue",
         "",

@@ -342,6 +342,8 @@ def test_what_cannot_be_is_one_line_with_the_nearest_that_works(arguments: Any, 
         ),
         ({"rate": 3.0, "batch": 4}, "rate: expected more than 0 requests/s and no batch beside it, got 3.0 and 4"),
         ({"between": "NVMe"}, "there is no link 'NVMe'; "),
+        ({"mfu": 1.2}, "mfu: expected a share above 0 and at most 1, got 1.2"),
+        ({"ttft": 0}, "ttft: expected more than 0 s, got 0"),
     ],
 )
 def test_what_was_asked_and_cannot_be_is_said_with_its_number(options: Any, message: str) -> None:
