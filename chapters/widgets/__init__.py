@@ -21,6 +21,7 @@ from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
 from chapters.widgets.radix_tree import radix_tree
 from chapters.widgets.rank_timeline import rank_timeline
+from chapters.widgets.ring_stepper import ring_stepper
 from chapters.widgets.roofline import roofline
 from chapters.widgets.rounding import rounding
 from chapters.widgets.sampling import sampling
@@ -54,6 +55,7 @@ __all__ = [
     "radix_tree",
     "rank_timeline",
     "reveal",
+    "ring_stepper",
     "roofline",
     "rounding",
     "sampling",

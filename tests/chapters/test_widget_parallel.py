@@ -1,4 +1,4 @@
-"""The layout explorer of chapter 12: every control at both ends, and the bytes and shares that the engine has."""
+"""The widgets of chapters 12a and 12b: every control at both ends; bytes, shares and sums as the engine has them."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from chapters.widgets import layout_explorer
+from chapters.widgets import layout_explorer, ring_stepper
 from chapters.widgets.layout_explorer import COURSE, MODELS, SIZES, draw, layout
+from chapters.widgets.ring_stepper import summands
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.model import load_model
 from reference_impl.core.decoder import Decoder
 from reference_impl.features.baselines.no_cache import RecomputeAttention
 from reference_impl.features.baselines.ragged import ragged_batch
+from reference_impl.features.parallel.all_reduce import ring
 from reference_impl.features.parallel.model import RankModel
 from reference_impl.features.parallel.threads import ThreadGroup
 
@@ -24,9 +26,10 @@ def ends(control: Any) -> tuple[Any, Any]:
     return control.min, control.max
 
 
+@pytest.mark.parametrize("make", [layout_explorer, ring_stepper])
 @pytest.mark.usefixtures("painted")
-def test_every_control_works_at_both_ends() -> None:
-    view = layout_explorer()
+def test_every_control_works_at_both_ends(make: Any) -> None:
+    view = make()
     for control in view.controls.values():
         for value in ends(control):
             control.value = value
@@ -84,3 +87,35 @@ def test_it_says_what_a_rank_has() -> None:
 def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(KeyError, match="llama-3-70b"):
         layout_explorer("gpt-9")
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_a_ring_holds_what_it_adds_and_all_of_it_at_the_end(n: int) -> None:
+    assert (summands(n, 0) == 1).all()
+    halfway = summands(n, n - 1)
+    assert (halfway == n).sum() == n, "each rank has added one part"
+    assert sorted((halfway == n).argmax(1)) == list(range(n))
+    assert (summands(n, 2 * (n - 1)) == n).all()
+
+
+def test_the_stepper_counts_the_bytes_that_the_engine_sends() -> None:
+    """Of the busiest rank at the end, for n parts of 1,024 bytes, and of a rank of the engine's ring."""
+    for n in (3, 4):
+        group = ThreadGroup(n)
+        ranks = [group.rank(rank) for rank in range(n)]
+        with ThreadPoolExecutor(n) as pool:
+            list(pool.map(lambda rank, n=n: ring(rank, torch.zeros(256 * n)), ranks))
+        said = ring_stepper("ring", n, 14).shown.alt
+        assert f"Sent so far by the busiest rank: {ranks[0].num_bytes:,} bytes" in said
+        assert f"{n * n} of {n * n} places hold the whole sum" in said
+
+
+def test_the_stepper_says_what_moves() -> None:
+    said = ring_stepper("tree", 8, 2).shown.alt
+    assert "6 steps" in said
+    assert "Step 2: 2 messages, such as 8,192 bytes from rank 2 to rank 0" in said
+    assert "nothing is sent yet" in ring_stepper("two-shot", 4, 0).shown.alt
+    assert "2 nodes of 4" in ring_stepper("hierarchical", 8, 3).shown.alt
+    assert "expected a power of 2 ranks, got 6" in ring_stepper("recursive doubling", 6, 1).shown.alt
+    with pytest.raises(ValueError, match="one-shot"):
+        ring_stepper("all-gather")
