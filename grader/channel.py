@@ -2,8 +2,8 @@
 
 `Network`: ports with `send` and `recv` that wait, for roles that run at the same time (`checks.together`). `Link`: one
 direction in simulated time, for code without its own clock and sockets. Both hold copies of messages, in
-a notebook too: what a role keeps and changes later does not change what it sent. All counts stay here: the learner's
-code sees of a port what `LEARNER_SEES` lists.
+a notebook too: what a role keeps and changes later does not change what it sent. All counts stay here, those of time
+too: the learner's code sees of a port what `LEARNER_SEES` lists.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import heapq
 import itertools
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,7 @@ class Link:
 class Port:
     """What one role has of a network. Messages of one role to another arrive in the order in which they were sent."""
 
-    LEARNER_SEES = ("rank", "num_ranks", "send", "recv")
+    LEARNER_SEES = ("rank", "num_ranks", "send", "recv", "exchange")
 
     def __init__(self, network: Network, rank: int, num_ranks: int):
         self._network, self.rank, self.num_ranks = network, rank, num_ranks
@@ -113,6 +114,11 @@ class Port:
         more."""
         return self._network._recv(source, self.rank)
 
+    def exchange(self, messages: dict[int, Any], sources: Sequence[int]) -> dict[int, Any]:
+        """Sends messages[to] to each rank `to` and receives the next message of each of `sources`, all at once: no send
+        holds up a receipt. Returns {source: message}. Raises as `send` and `recv` do."""
+        return self._network._exchange(self.rank, messages, sources)
+
 
 class Network:
     """Every role can send to every other; `ports[rank]` is handed to the role.
@@ -120,17 +126,30 @@ class Network:
     sends_wait: a `send` returns when its message was received, as gloo's does: two roles that both send first wait for
     each other. sent: (source, to, bytes) of every message, in the order in which they were sent. ValueError for
     sends_wait with faults: a lost message is never received.
+
+    alpha, beta: seconds that a message is under way, and that each of its bytes takes to leave. A rank's messages leave
+    one after another, and each arrives alpha after its last byte has left. times: for each rank, when it has received
+    all that it asked for and its own messages have left. No clock is read, and computing takes no time.
     """
 
-    def __init__(self, num_ranks: int, faults: Faults | None = None, seed: int = 0, sends_wait: bool = False):
+    def __init__(
+        self,
+        num_ranks: int,
+        faults: Faults | None = None,
+        seed: int = 0,
+        sends_wait: bool = False,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+    ):
         if sends_wait and faults is not None:
             raise ValueError("sends_wait: expected a network without faults: a send of a lost message never ends")
-        self._sends_wait = sends_wait
+        self._sends_wait, self._alpha, self._beta = sends_wait, alpha, beta
         ranks = range(num_ranks)
+        self.times = [0.0] * num_ranks
         self.ports = [Port(self, rank, num_ranks) for rank in ranks]
         self.sent: list[tuple[int, int, int]] = []
-        # (message, a list that is empty until the message is received)
-        self._inboxes: dict[tuple[int, int], deque[tuple[Any, list[bool]]]] = {
+        # (message, when it arrives, a list that is empty until the message is received)
+        self._inboxes: dict[tuple[int, int], deque[tuple[Any, float, list[bool]]]] = {
             (a, b): deque() for a in ranks for b in ranks if a != b
         }
         # A fate per pair: which message meets which fault must not depend on which role happens to be faster.
@@ -161,28 +180,49 @@ class Network:
             raise ValueError(f"no way from rank {source} to rank {to} among {len(self.ports)} ranks")
         return source, to
 
-    def _send(self, source: int, to: int, message: Any) -> None:
+    def _post(self, source: int, to: int, message: Any) -> list[bool]:
+        """Sends, and returns what is empty until the message is received; the caller holds `changed`."""
         pair = self._pair(source, to)
         message, size = copied(message)
         received: list[bool] = []
+        self.sent.append((source, to, size))
+        self.times[source] += size * self._beta
+        arrival = self.times[source] + self._alpha
+        for one in self._fates[pair].copies(message):
+            inbox = self._inboxes[pair]
+            place = len(inbox) - 1 if inbox and self._fates[pair].overtakes() else len(inbox)
+            inbox.insert(place, (one, arrival, received))
+        changed.notify_all()
+        return received
+
+    def _await(self, source: int, to: int, received: list[bool]) -> None:
+        if self._sends_wait:
+            wait_for(received, f"rank {source} waits for rank {to} to receive its message")
+
+    def _send(self, source: int, to: int, message: Any) -> None:
         with changed:
-            self.sent.append((source, to, size))
-            for one in self._fates[pair].copies(message):
-                inbox = self._inboxes[pair]
-                place = len(inbox) - 1 if inbox and self._fates[pair].overtakes() else len(inbox)
-                inbox.insert(place, (one, received))
-            changed.notify_all()
-            if self._sends_wait:
-                wait_for(received, f"rank {source} waits for rank {to} to receive its message")
+            self._await(source, to, self._post(source, to, message))
 
     def _recv(self, source: int, to: int) -> Any:
         inbox = self._inboxes[self._pair(source, to)]
         with changed:
             wait_for(inbox, f"rank {to} waits for a message from rank {source}")
-            message, received = inbox.popleft()
+            message, arrival, received = inbox.popleft()
+            self.times[to] = max(self.times[to], arrival)
             received.append(True)
             changed.notify_all()
             return message
+
+    def _exchange(self, rank: int, messages: dict[int, Any], sources: Sequence[int]) -> dict[int, Any]:
+        for source in sources:
+            self._pair(source, rank)
+        with changed:
+            posted = {to: self._post(rank, to, message) for to, message in messages.items()}
+        found = {source: self._recv(source, rank) for source in sources}
+        with changed:
+            for to, received in posted.items():
+                self._await(rank, to, received)
+        return found
 
 
 def copied(message: Any) -> tuple[Any, int]:
@@ -205,9 +245,10 @@ def _refuse(value: Any) -> Any:
 def _size(value: Any) -> int:
     """Bytes of `value`: the content of tensors, bytes and texts; 8 for a float; what an int needs, at least 8; 1 for
     None and a bool. A list, tuple, set or dict adds 1 for each of its values, so that no count of empty ones is free.
+    A tensor without elements has 8 for each dimension, which may be any number.
     """
     if isinstance(value, torch.Tensor):
-        return value.numel() * value.itemsize
+        return value.numel() * value.itemsize or 8 * value.dim()
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):

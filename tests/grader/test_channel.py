@@ -183,13 +183,64 @@ def test_a_send_may_wait_for_its_receiver() -> None:
         Network(2, Faults(drop=0.1), sends_wait=True)
 
 
+def test_an_exchange_sends_and_receives_at_once_where_sends_wait() -> None:
+    """So a ring in which all exchange goes on; and an exchange that nobody answers says which rank waits for which."""
+    network = Network(3, sends_wait=True)
+
+    def step(rank: int) -> Any:
+        after, before = (rank + 1) % 3, (rank - 1) % 3
+        return network.ports[rank].exchange({after: torch.tensor([rank])}, [before])[before].item()
+
+    assert together([functools.partial(step, rank) for rank in range(3)]) == [2, 0, 1]
+    assert network.num_unread == 0
+    a, b = Network(2, sends_wait=True).ports
+    with pytest.raises(Deadlock, match="rank 0 waits for rank 1 to receive its message"):
+        together([lambda: a.exchange({1: 5}, []), lambda: b.rank])
+    with pytest.raises(ValueError, match="no way from rank 2 to rank 0"):
+        a.exchange({1: 5}, [2])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_time_is_that_of_the_formulas_of_ring_and_one_shot(num_ranks: int) -> None:
+    n, size, alpha, beta = num_ranks, 240, 3.0, 0.5
+
+    def seconds(hops: list[list[int]], size: int) -> float:
+        network, part = Network(n, alpha=alpha, beta=beta), torch.zeros(size, dtype=torch.uint8)
+        for turn in hops:  # one thread is enough: sends do not wait
+            for rank in range(n):
+                for hop in turn:
+                    network.ports[rank].send((rank + hop) % n, part)
+            for rank in range(n):
+                for hop in turn:
+                    network.ports[rank].recv((rank - hop) % n)
+        return max(network.times)
+
+    turns = 2 * (n - 1)
+    assert seconds([[1]] * turns, size // n) == pytest.approx(turns * (alpha + size / n * beta))
+    assert seconds([list(range(1, n))], size) == pytest.approx(alpha + (n - 1) * size * beta)
+
+
+def test_a_rank_that_waits_for_nothing_is_done_when_its_messages_have_left() -> None:
+    network = Network(2, alpha=10.0, beta=1.0)
+    network.ports[0].send(1, b"four")
+    assert network.times == [4.0, 0.0]
+    network.ports[1].recv(0)
+    assert network.times == [4.0, 14.0]
+
+
+def test_the_shape_of_an_empty_tensor_is_not_free() -> None:
+    network = Network(2)
+    network.ports[0].send(1, torch.zeros(0, 70_000, 3))
+    assert network.num_bytes == 3 * 8
+
+
 def test_a_network_with_faults_loses_the_same_messages_whoever_is_faster() -> None:
     def lost(order: list[int]) -> list[list[int]]:
         network = Network(3, Faults(drop=0.5), seed=4)
         for rank in order:
             for number in range(20):
                 network.ports[rank].send(2, number)
-        return [[message for message, _ in network._inboxes[rank, 2]] for rank in (0, 1)]
+        return [[message for message, *_ in network._inboxes[rank, 2]] for rank in (0, 1)]
 
     assert lost([0, 1]) == lost([1, 0])
     assert 0 < len(lost([0, 1])[0]) < 20
