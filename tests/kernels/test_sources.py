@@ -108,8 +108,10 @@ class Types:
                         before = dict(self.names)
                         self.run(inside)
                         self.names = merged(before, self.names)
-                case ast.Assign(targets=[target], value=value):
-                    self.put(target, self.kind(value))
+                case ast.Assign(targets=targets, value=value):
+                    found = self.kind(value)
+                    for target in targets:
+                        self.put(target, found)
                 case ast.AnnAssign(target=target, value=ast.expr() as value):
                     self.put(target, self.kind(value))
                 case ast.AugAssign(target=target, op=op, value=value):
@@ -145,8 +147,12 @@ class Types:
                 return self.call(node)
             case ast.Subscript(value=value) | ast.UnaryOp(operand=value):
                 return self.kind(value)
-            case ast.IfExp(body=one, orelse=other):
+            case ast.IfExp(test=test, body=one, orelse=other):
+                self.kind(test)
                 return joined(self.kind(one), self.kind(other))
+            case ast.NamedExpr(target=target, value=value):
+                self.put(target, found := self.kind(value))
+                return found
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.kind(child)
@@ -154,25 +160,27 @@ class Types:
 
     def call(self, node: ast.Call) -> Kind:
         kinds, name = [self.kind(argument) for argument in node.args], ast.unparse(node.func)
+        by_name = {keyword.arg: self.kind(keyword.value) for keyword in node.keywords}
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
         if isinstance(node.func, ast.Attribute) and node.func.attr == "to":
             self.kind(node.func.value)
-            return of_dtype(node.args[0])
-        if name in ("tl.zeros", "tl.full"):
-            return of_dtype(node.args[-1])
+            return of_dtype(given["dtype"] if "dtype" in given else node.args[0])
+        if name in ("tl.zeros", "tl.full", "tl.cast"):
+            return of_dtype(given["dtype"] if "dtype" in given else node.args[-1])
         if name in ("tl.load", "tl.dot"):
             return HALF if name == "tl.load" else WIDE
-        if name in ("tl.maximum", "tl.minimum"):
-            return self.meeting(node, None, *kinds)
+        if name in ("tl.maximum", "tl.minimum", "tl.clamp", "tl.fma", "tl.math.fma"):
+            return self.meeting(node, None, *kinds, *by_name.values())
         if name == "tl.where":
-            return self.meeting(node, None, *kinds[1:])
+            return self.meeting(node, None, *kinds[1:], by_name.get("x"), by_name.get("y"))
         helper = self.function.__globals__.get(name)
         if isinstance(node.func, ast.Name) and inspect.isfunction(getattr(helper, "fn", None)):
             parameters = list(inspect.signature(helper.fn).parameters)
-            inner = Types(helper, dict(zip(parameters, kinds, strict=False)))
+            inner = Types(helper, dict(zip(parameters, kinds, strict=False)) | by_name)
             self.found |= inner.found
             return inner.result
         own = [self.kind(node.func.value)] if isinstance(node.func, ast.Attribute) else []
-        return joined(*own, *kinds)
+        return joined(*own, *kinds, *by_name.values())
 
 
 def of_dtype(node: ast.expr) -> Kind:
@@ -202,7 +210,11 @@ def _wrong(x, out, scale, N: tl.constexpr):
     late = tl.trans(block)[None, :] + scale
     half = wide.to(x.dtype.element_ty)
     half *= 2 * scale
-    tl.store(out + at, early + late + half + _helper(tl.load(x), scale) + tl.maximum(half, scale))
+    one = other = tl.load(x + at)
+    other *= scale if N > 8 else 1.0
+    added = tl.fma(one, scale, wide.to(tl.float16)) + tl.clamp(one, 0.0, max=scale)
+    named = _helper(factor=scale, block=one)
+    tl.store(out + at, early + late + half + _helper(tl.load(x), scale) + tl.maximum(half, scale) + added + named)
 
 
 @triton.jit
@@ -212,12 +224,16 @@ def _right(x, out, scale, N: tl.constexpr):
     wide = block.to(tl.float32) * scale
     score = tl.dot(block, block) * scale
     score *= scale
+    wide += tl.fma(tl.cast(block, tl.float32), scale, block.to(dtype=tl.float32) * scale) + _helper(block, factor=2.0)
     tl.store(out + at, wide + score + _helper(wide, scale) + block / scale + block * 2.0)
+
+
+_LINES = "early =|late =|half \\*=|tl.maximum|other \\*=|added ="
 
 
 def test_the_lint_finds_half_precision_that_meets_a_float_argument() -> None:
     source, first = inspect.getsourcelines(_wrong.fn)
-    wrong = [first + i for i, line in enumerate(source) if re.search("early =|late =|half \\*=|tl.maximum", line)]
+    wrong = [first + i for i, line in enumerate(source) if re.search(_LINES, line)]
     helper = inspect.getsourcelines(_helper.fn)[1] + 2
     expected = [f"_helper, line {helper}", *(f"_wrong, line {line}" for line in wrong)]
     assert narrow_products(_wrong, ["scale"]) == sorted(expected)
