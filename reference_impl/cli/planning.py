@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from reference_impl.theory.model_shapes import ModelShape
     from reference_impl.theory.plan import Plan
 
-_MODEL = "llama-3-70b or another name of the table, or a folder with a config.json."
+_MODEL = "llama-3-70b or another name of the table, a folder with a config.json, or a course model: target."
+_COURSE = ("target", "draft")
 _WEIGHT_BITS = "Bits of a weight; default: what the config says, or 16."
 _EMBEDDING_BITS = "Bits of embedding and output projection, where they are others (most checkpoints keep 16)."
 _BETWEEN = "Link between nodes: 'InfiniBand NDR 400G', 'RoCE 400G', 'AWS EFA 400G', ..."
@@ -82,16 +83,17 @@ def plan_layouts(
             reserve=reserve_gb * 1e9, weight_bytes=None if weights_gb is None else weights_gb * 1e9,
             all_reduce_seconds=None if all_reduce_us is None else all_reduce_us * 1e-6,
         )  # fmt: skip
-    given = model if Path(model).is_dir() else "MODEL"
+    given = model if Path(model).is_dir() or model in _COURSE else "MODEL"
     typer.echo(json.dumps(_plain(found, given), indent=2) if as_json else "\n".join(_lines(found, given, show)))
 
 
 def _model(name: str) -> tuple[ModelShape, Mixture | None, float]:
     """The shape of a name or of a folder's config.json, its mixture, and the bits of its weights."""
+    from reference_impl.assembly.config import course_model
     from reference_impl.theory.mixtures import mixture_of, read_config
     from reference_impl.theory.names import find_model
 
-    path = Path(name)
+    path = course_model(name) if name in _COURSE else Path(name)
     file = path / "config.json" if path.is_dir() else path
     if not name or (not path.is_dir() and path.suffix != ".json"):
         if "/" in name:
@@ -183,6 +185,7 @@ def vllm_flags(found: Plan, choice: Choice, model: str) -> str:
     words += [f"--max-model-len {found.prompt_tokens + found.output_tokens}"]
     words += [f"--max-num-seqs {max(1, choice.batch // choice.dp)}"]
     words += [f"--gpu-memory-utilization {s.utilization:g}"]
+    model = "MODEL" if model in _COURSE else model
     each = "" if shared or choice.dp == 1 else f"  # one server for each of {choice.dp} replicas"
     return " ".join(["vllm serve", model, *words]) + each
 

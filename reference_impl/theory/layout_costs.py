@@ -183,7 +183,7 @@ class Layout:
         firsts = (replica * tp * self.pp + stage * tp + rank for replica in range(self.dp) for rank in range(tp))
         crosses = any(rank // node != (rank + tp) // node for rank in firsts)
         link = self.setting.where.between if crosses else self.setting.where.inside
-        seconds = (link.alpha or 0.0) + size / link.per_direction
+        seconds = link.seconds(size, size)
         return Message("next stage", "send", stage, 1, size, seconds, 0 if crosses else size, size if crosses else 0)
 
     def _where(self, n: int) -> Topology:

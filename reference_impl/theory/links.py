@@ -22,7 +22,8 @@ from reference_impl.theory.units import Number
 @dataclass(frozen=True)
 class Link:
     """A link. per_direction: byte/s one way, as specified. scope: chip | node | cluster, the widest thing it spans.
-    alpha: seconds of one message without its bytes; None where it does not connect GPUs."""
+    alpha: seconds of one message without its bytes; None where it does not connect GPUs. per_peer: byte/s one way to a
+    single peer, where there is no switch that gives all of the bandwidth to one."""
 
     name: str
     per_direction: float
@@ -31,6 +32,13 @@ class Link:
     source: str
     alpha: float | None = None
     alpha_source: str = ""  # with its year
+    per_peer: float | None = None
+
+    def seconds(self, num_bytes: float, largest: float) -> float:
+        """Of a rank's messages of one step: bytes of all of them, and of the largest that goes to one peer."""
+        return (self.alpha or 0.0) + max(
+            num_bytes / self.per_direction, largest / (self.per_peer or self.per_direction)
+        )
 
     @property
     def both_directions(self) -> float:
@@ -54,7 +62,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
             Link("NVLink 5", 900e9, "node", "2024", "NVIDIA Blackwell: 1.8 TB/s, 18 links of 100 GB/s both ways",
                  2e-6, _NVLINK),
             Link("Infinity Fabric (MI300X)", 448e9, "node", "2023", "AMD MI300X data sheet: 7 links of 64 GB/s one way,"
-                 " one to each peer: to a single peer 64 GB/s", 2e-6, "assumed: as NVLink (2026)"),
+                 " one to each peer: to a single peer 64 GB/s", 2e-6, "assumed: as NVLink (2026)", per_peer=64e9),
             Link("NVLink-C2C", 450e9, "chip", "2023", "NVIDIA GH200 data sheet: 900 GB/s both ways, CPU to GPU",
                  1e-6, "assumed: loads, no library between (2026)"),
             Link("PCIe 3 x16", 15.75e9, "node", "2010", "PCI-SIG: 8 GT/s, 16 lanes, 128b/130b",

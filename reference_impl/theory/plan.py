@@ -200,7 +200,7 @@ def _nothing(s: Setting, asked: Load, fixed: dict[str, int | None], rejected: li
         return _no_such(s, given)
     least = min(rejected, key=lambda each: (each.floor is None, each.floor or 0.0))
     text = f"nothing fits: {least.why}" if least.floor is None else f"nothing fits: {least.name}: {least.why}"
-    if given:
+    if given or s.usable <= 0:
         return text
     if asked.rate is not None and (roomy := list(_roomy(s, asked))):
         could, best = max(((asked.could(layout), layout) for layout in roomy), key=lambda pair: pair[0])

@@ -3,6 +3,7 @@
 In a step all messages are sent at once; the next step begins when the last has arrived. A rank sends its messages over
 one link one after another, and over `inside` and `between` side by side, so a step takes
     max over ranks and links of (alpha + bytes that the rank sends over the link / bandwidth)
+or as long as the largest message takes, where a link gives a single peer less (`Link.per_peer`).
 Messages are those of `features/parallel/all_reduce.py`, which sends real tensors. `num_bytes` is the whole tensor of
 one rank: for an all-gather the gathered one, for a reduce-scatter the one before it, for an all-to-all what a rank has
 for all. A schedule is stepped message by message up to STEPPED ranks; beyond it `closed` has the same steps by formula.
@@ -42,16 +43,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """`count` steps alike. inside, between: bytes that the rank which sends most over such a link sends in one step;
-    None where none is sent."""
+    """`count` steps alike. largest: bytes of the largest message. inside, between: bytes that the rank which sends most
+    over such a link sends in one step; None where none is sent."""
 
     count: int
+    largest: int
     inside: int | None
     between: int | None = None
 
     def seconds(self, where: Topology) -> float:
         sent = ((where.inside, self.inside), (where.between, self.between))
-        times = [(link.alpha or 0.0) + size / link.per_direction for link, size in sent if size is not None]
+        times = [link.seconds(size, self.largest) for link, size in sent if size is not None]
         return self.count * max(times, default=0.0)
 
 
@@ -187,9 +189,9 @@ def _nodes(n: int, per_node: int) -> int:
 # ---------------------------------------------------------------- the same in closed form
 
 
-def _all_at_once(n: int, g: int, inside: int, between: int) -> tuple[Phase, ...]:
+def _all_at_once(n: int, g: int, largest: int, inside: int, between: int) -> tuple[Phase, ...]:
     """One step in which each rank sends to all. inside, between: bytes of the busiest rank."""
-    return (Phase(1, inside if g > 1 else None, between if n > g else None),)
+    return (Phase(1, largest, inside if g > 1 else None, between if n > g else None),)
 
 
 def _to_all(num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
@@ -197,34 +199,34 @@ def _to_all(num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
     sizes, ends = parts(num_bytes, n), np.append(np.arange(0, n, g), n)
     held = np.add.reduceat(sizes, ends[:-1])  # by the ranks of each node
     own = np.repeat(held, np.diff(ends))
-    return _all_at_once(n, g, int((own - sizes).max()), num_bytes - int(held.min()))
+    return _all_at_once(n, g, int(sizes[0]), int((own - sizes).max()), num_bytes - int(held.min()))
 
 
 def _ring_phase(count: int, num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
     part = -(-num_bytes // n)
-    return (Phase(count, part if g > 1 else None, part if n > g else None),)
+    return (Phase(count, part, part if g > 1 else None, part if n > g else None),)
 
 
 def _hierarchical_phases(num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
     nodes = _nodes(n, g)
     part = -(-num_bytes // g)
-    between = Phase(2 * (nodes - 1), None, -(-part // nodes))
+    between = Phase(2 * (nodes - 1), -(-part // nodes), None, -(-part // nodes))
     if g == 1:
         return (between,)
-    return (*_to_all(num_bytes, g, g), between, Phase(1, (g - 1) * part))
+    return (*_to_all(num_bytes, g, g), between, Phase(1, part, (g - 1) * part))
 
 
 def _pairwise_phases(num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
     part = -(-num_bytes // n)
     if n <= g:
-        return (Phase(n - 1, part),)
+        return (Phase(n - 1, part, part),)
     mixed = min(n - 1, 2 * (g - 1))  # steps in which some targets are in the same node
-    return Phase(mixed, part, part), Phase(n - 1 - mixed, None, part)
+    return Phase(mixed, part, part, part), Phase(n - 1 - mixed, part, None, part)
 
 
 def _gathered(num_bytes: int, n: int, g: int) -> tuple[Phase, ...]:
     part = -(-num_bytes // n)
-    return _all_at_once(n, g, (g - 1) * part, (n - min(g, n % g or g)) * part)
+    return _all_at_once(n, g, part, (g - 1) * part, (n - min(g, n % g or g)) * part)
 
 
 Schedule = Callable[[int, int, int], Iterator[Step]]
@@ -234,7 +236,7 @@ Phases = Callable[[int, int, int], tuple[Phase, ...]]
 # enough to be gone through with any number of ranks.
 COLLECTIVES: Mapping[str, tuple[Schedule, Phases | None]] = MappingProxyType(
     {
-        "one-shot": (one_shot, lambda size, n, g: _all_at_once(n, g, (g - 1) * size, (n - min(g, n % g or g)) * size)),
+        "one-shot": (one_shot, lambda size, n, g: _gathered(n * size, n, g)),
         "two-shot": (two_shot, lambda size, n, g: (*_to_all(size, n, g), *_gathered(size, n, g))),
         "ring": (ring, lambda size, n, g: _ring_phase(2 * (n - 1), size, n, g)),
         "tree": (tree, None),
@@ -269,7 +271,7 @@ def stepped(name: str, num_bytes: int, n: int, where: Topology) -> Cost:
         for row, (link, over) in enumerate(((where.inside, ~crosses), (where.between, crosses))):
             if over.any():
                 sent[row] = np.bincount(step.source[over], step.num_bytes[over], n)
-                longest.append((link.alpha or 0.0) + float(sent[row].max()) / link.per_direction)
+                longest.append(link.seconds(float(sent[row].max()), float(step.num_bytes[over].max())))
         totals += sent
         seconds += max(longest)
     inside, between = totals.max(1)
@@ -290,6 +292,11 @@ def closed(name: str, num_bytes: int, n: int, where: Topology) -> Cost:
         inside, between = (g - 1) * part, (n - min(g, n % g or g)) * part
     steps, seconds = sum(phase.count for phase in phases), sum(phase.seconds(where) for phase in phases)
     return Cost(name, steps, seconds, inside, between)
+
+
+def cost(name: str, num_bytes: int, n: int, where: Topology) -> Cost:
+    """The cost of a collective: message by message to STEPPED ranks, by formula beyond. ValueError: see `schedule`."""
+    return (stepped if n <= STEPPED else closed)(name, num_bytes, n, where)
 
 
 def _known(name: str, num_bytes: int, n: int) -> tuple[Schedule, Phases | None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.model import build_model
@@ -20,6 +21,7 @@ from reference_impl.features.parallel import shares
 from reference_impl.features.parallel.stages import part_of
 from reference_impl.features.parallel.threads import ThreadGroup, ThreadRank
 from reference_impl.interfaces import SamplingParams
+from reference_impl.models.loader import destinations
 from reference_impl.models.shapes import SHAPES, config_of_shape
 from reference_impl.theory import rank_parts
 from reference_impl.theory.layout_costs import Layout
@@ -144,8 +146,8 @@ def test_experts_by_hand() -> None:
 
 def of_rank(config: ModelConfig, tp: int, pp: int, place: int, by_expert: bool) -> Any:
     """A rank's model on the meta device."""
-    cut = shares.stages_of(*layer_bytes(config), pp)
-    part = part_of(ThreadGroup(tp * pp, width=tp).rank(place), None if pp == 1 else cut, by_expert)
+    cut = None if pp == 1 else shares.stages_of(*layer_bytes(config), pp)
+    part = part_of(ThreadGroup(tp * pp, width=tp).rank(place), cut, by_expert)
     made = build_model(part.config_of(config), device="meta", kernels="torch")
     part.shrink(made)
     return made
@@ -219,12 +221,17 @@ def test_columns_go_where_they_go_in_the_engine(whole: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small mixture with random weights."""
-    from tests.models.conftest import _build
-
+    """A small mixture with random weights, saved as a checkpoint."""
+    fields = MIXTRAL | {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "vocab_size": 96,
+    }  # fmt: skip
     path = tmp_path_factory.mktemp("mixture")
-    changes = {"num_local_experts": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
-    _build("mixtral", **changes).to(torch.bfloat16).save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(fields), "utf-8")
+    named = destinations(build_model(config_of_shape(fields), device="meta", kernels="torch"))
+    random = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(spec.shape, generator=random) for name, (spec, _) in named.items()}
+    save_file({name: (0.1 * weight).bfloat16() for name, weight in weights.items()}, path / "model.safetensors")
     return path
 
 

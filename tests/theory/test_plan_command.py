@@ -136,6 +136,12 @@ def test_a_folder_is_read_with_its_bits(capsys: pytest.CaptureFixture[str], tmp_
     assert "--weight-bits: expected them" in said(capsys, *of(1, model=str(tmp_path)), status=2)
 
 
+def test_a_course_model_has_a_plan_too(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = flags(capsys, *of(2, "--tp", "2", model="target", gpu="t4"))
+    assert ours.startswith("inferlab serve target --tp 2 ")
+    assert theirs.startswith("vllm serve MODEL ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

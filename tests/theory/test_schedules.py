@@ -62,9 +62,9 @@ def simulate(name: str, n: int, per_node: int) -> list[set[tuple[int, int]]]:
     return known
 
 
-@pytest.mark.parametrize("name", schedules.ALL_REDUCES)
+@pytest.mark.parametrize("name", [*schedules.ALL_REDUCES, "all-gather"])
 @pytest.mark.parametrize(("n", "per_node"), [(2, 1), (4, 2), (8, 4), (16, 4)])
-def test_all_ranks_hear_of_all_others_in_an_all_reduce(name: str, n: int, per_node: int) -> None:
+def test_all_ranks_hear_of_all_others(name: str, n: int, per_node: int) -> None:
     assert all({rank for rank, _ in known} == set(range(n)) for known in simulate(name, n, per_node))
 
 
@@ -75,7 +75,8 @@ def test_in_an_all_to_all_each_pair_has_one_message(name: str, n: int) -> None:
     assert sent == Counter((a, b, 10) for a in range(n) for b in range(n) if a != b)
 
 
-WHERE = [H100, topology("NVL72"), topology("AWS P4d"), topology("PCIe 5 server"), replace(H100, per_node=1)]
+MI300X = Topology("MI300X", 8, link("Infinity Fabric (MI300X)"), link("RoCE 400G"))
+WHERE = [H100, topology("NVL72"), topology("AWS P4d"), MI300X, replace(H100, per_node=1)]
 
 
 @pytest.mark.parametrize("where", WHERE, ids=lambda where: f"{where.name}-{where.per_node}")
@@ -113,7 +114,8 @@ def test_at_1024_ranks_both_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "recursive doubling"])
 def test_a_hundred_thousand_ranks_have_a_cost(name: str) -> None:
-    assert closed(name, 10**8, 100_000, H100).seconds > 0
+    assert schedules.cost(name, 10**8, 100_000, H100).seconds > 0
+    assert schedules.cost(name, 10**6, 16, H100) == stepped(name, 10**6, 16, H100)
 
 
 def test_by_hand_one_mebibyte_on_eight_gpus() -> None:
@@ -134,6 +136,13 @@ def test_by_hand_one_mebibyte_on_eight_gpus() -> None:
         assert closed(name, mib, 8, H100).seconds == pytest.approx(seconds), name
     assert by_hand["one-shot"] == pytest.approx(one_shot_all_reduce(mib, 8, 2e-6, 450e9))
     assert by_hand["ring"] == pytest.approx(ring_all_reduce(mib, 8, 2e-6, 450e9))
+
+
+def test_without_a_switch_a_ring_has_one_link_of_seven() -> None:
+    """Eight MI300X: 448 GB/s to all seven peers together, 64 GB/s to one. 7 MiB parts of 56."""
+    mib = 2**20
+    assert closed("ring", 56 * mib, 8, MI300X).seconds == pytest.approx(14 * (2e-6 + 7 * mib / 64e9))
+    assert closed("two-shot", 56 * mib, 8, MI300X).seconds == pytest.approx(2 * (2e-6 + 49 * mib / 448e9))
 
 
 def test_by_hand_between_two_nodes_of_eight() -> None:
