@@ -34,7 +34,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
 from reference_impl.bench.profiling.record import measure
 from reference_impl.bench.quality import logprobs, windows_of
-from reference_impl.core.prompts import PromptEncoder
+from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.quantization.calibration import calibration_tokens
 from reference_impl.models.quantization.quantize_folder import REPORT, Job, quantize_folder
@@ -147,7 +147,7 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         _say(row["batch"], row["forecast"])
     if sys.stdin.isatty():
         input("Write down your own forecast of the gain at each batch, then press Enter: ")
-    encoder = PromptEncoder(source)
+    encoder = ChatEncoder(source)
     tokens = calibration_tokens(encoder.tokens_of(_text(asked.calibration)), asked.rows, asked.length)
     windows = windows_of(encoder.tokens_of(_text(asked.text)), asked.length, asked.windows)
     with tempfile.TemporaryDirectory() as scratch:

@@ -129,12 +129,12 @@ def evaluate(folder: Path, against: Path | None, text: Path, length: int, most: 
     of each kind, see `abilities.py`; 0: none are asked."""
     from reference_impl.assembly.llm import LLM
     from reference_impl.bench import abilities
-    from reference_impl.core.prompts import PromptEncoder
+    from reference_impl.features.chat.prompts import ChatEncoder
 
     if against is not None:
         check_tokenizers(folder, against)
     written = text.read_text("utf-8")
-    windows = windows_of(PromptEncoder(folder).tokens_of(written), length, most)
+    windows = windows_of(ChatEncoder(folder).tokens_of(written), length, most)
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_bytes": KV_BYTES, "max_num_seqs": 32}
     llm, other = (None if path is None else LLM(path, **options) for path in (folder, against))
     assert llm is not None

@@ -108,10 +108,10 @@ def quantize(
 
 
 def _tokens(source: Path, text: Path, rows: int, length: int) -> Tensor:
-    from reference_impl.core.prompts import PromptEncoder
+    from reference_impl.features.chat.prompts import ChatEncoder
     from reference_impl.models.quantization.calibration import calibration_tokens
 
-    return calibration_tokens(PromptEncoder(source).tokens_of(text.read_text("utf-8")), rows, length)
+    return calibration_tokens(ChatEncoder(source).tokens_of(text.read_text("utf-8")), rows, length)
 
 
 def _mixed(

@@ -10,6 +10,7 @@ import pytest
 import transformers
 from tokenizers import AddedToken, Tokenizer
 
+from reference_impl.cli.quantizing import _tokens as calibration_of
 from reference_impl.features.chat.prompts import ChatEncoder
 from tests.tokenizer_shapes import SHAPES
 
@@ -46,6 +47,14 @@ def test_truncation_and_padding_of_the_file_are_not_a_prompts(shape: str, tmp_pa
     found = assert_same_as_transformers(folder(tmp_path, made))
     assert len(found.encode("hello " * 40)) > 16
     assert len(found.encode("hello")) < 16
+
+
+def test_nor_are_they_calibrations(tmp_path: Path) -> None:
+    """Of `inferlab quantize`: the text would be 16 tokens, and so too short."""
+    made = SHAPES["byte-level"]()
+    made.enable_truncation(16)
+    (tmp_path / "text").write_text("hello " * 200)
+    assert calibration_of(folder(tmp_path, made), tmp_path / "text", 2, 64).shape == (2, 64)
 
 
 def added(**tokens: int) -> dict[str, Any]:
