@@ -69,7 +69,7 @@ def run(lab: str, submissions: int, stock: int, workers: int, rounds: int) -> di
         course, plain = Path(folder, "course"), Path(folder, "stock")
         slug = _make_course(course, lab, submissions)
         _make_stock(plain, course, slug, stock)
-        ours_command = [*_python("grader.cli", "main"), "grade", "run", slug, "--all", "--workers", str(workers),
+        ours_command = [*_python("grader.entry", "command"), "grade", "run", slug, "--all", "--workers", str(workers),
                         "--course", str(course)]  # fmt: skip
         stock_command = [*_python("nbgrader.apps.nbgraderapp", "main"), "autograde", slug, "--force",
                          f"--ExecutePreprocessor.timeout={STOCK_CELL_SECONDS}",
@@ -102,6 +102,12 @@ def run(lab: str, submissions: int, stock: int, workers: int, rounds: int) -> di
 
 def _goal() -> dict[str, float]:
     return {"seconds_a_submission": GOAL_SECONDS, "minutes_for_500": GOAL_MINUTES, "peak_gib": GOAL_GIB}
+
+
+def _environment() -> dict[str, str]:
+    """This one, where nbgrader finds the program alembic also if .venv is not activated."""
+    folder = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")])}
 
 
 def _python(module: str, name: str) -> list[str]:
@@ -159,7 +165,7 @@ def _make_stock(plain: Path, course: Path, slug: str, stock: int) -> None:
         shutil.copytree(course / "submitted" / student / slug, plain / "submitted" / student / slug)
     made = subprocess.run(
         [*_python("nbgrader.apps.nbgraderapp", "main"), "generate_assignment", slug],
-        cwd=plain, capture_output=True, text=True,
+        cwd=plain, capture_output=True, text=True, env=_environment(),
     )  # fmt: skip
     if made.returncode:
         raise RuntimeError(f"stock nbgrader could not release the lab: {made.stderr[-2000:]}")
@@ -169,7 +175,7 @@ def _timed(command: list[str], folder: Path) -> tuple[float, float, int]:
     """Seconds of a command, processor seconds, and the most memory that it and its processes held at once, in bytes."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said, env=_environment())
         peak = _Peak(process.pid)
         _, ended, used = os.wait4(process.pid, 0)
         status = process.returncode = os.waitstatus_to_exitcode(ended)
