@@ -105,8 +105,8 @@ def plan(
     shape = find_model(model) if isinstance(model, str) else model
     device = find_device(device) if isinstance(device, str) else device
     for name, value in (("ttft", ttft), ("tpot", tpot)):
-        if value is not None and value <= 0:
-            raise ValueError(f"{name}: expected more than 0 s, got {value:g}")
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name}: expected more than 0 s, and a finite time, got {value:g}")
     for name, share in (("mfu", mfu), ("mbu", mbu), ("utilization", utilization)):
         if not 0 < share <= 1:
             raise ValueError(f"{name}: expected a share above 0 and at most 1, got {share:g}")
@@ -152,8 +152,10 @@ def _check(devices: int, prompt: int, output: int, batch: int | None, rate: floa
     for name, value in given.items():
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
-    if rate is not None and (batch is not None or rate <= 0):
-        raise ValueError(f"rate: expected more than 0 requests/s and no batch beside it, got {rate} and {batch}")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"rate: expected more than 0 requests/s, and a finite number, got {rate:g}")
+    if rate is not None and batch is not None:
+        raise ValueError(f"rate: expected a rate or a batch, got both, {rate:g} and {batch}: leave one of them out")
 
 
 def _precision(device: Device, weight_bits: float) -> str:
@@ -224,13 +226,22 @@ def _no_such(s: Setting, given: dict[str, int]) -> str:
     n = s.num_devices
     if s.mixture is None and given.get("ep", 1) != 1:
         return f"ep={given['ep']}: {s.shape.name} has no experts to divide; leave ep out"
-    wanted = {name: size for name, size in given.items() if name != "ep"}
-    text = " ".join(f"{name}={size}" for name, size in given.items())
-    for name, size in wanted.items():
-        if n % size:
-            near = sorted(divisors(n), key=lambda k: (abs(k - size), k))[:2]
-            return f"{name}={size} does not divide {n} GPUs; nearest that works: {' or '.join(map(str, sorted(near)))}"
-    return f"{text}: expected tp x pp x dp to be {n}, the number of GPUs, and ep to be 1, tp, or tp x dp with pp=1"
+    for name, size in given.items():
+        if n % size and name != "ep":
+            near = sorted(sorted(divisors(n), key=lambda k: (abs(k - size), k))[:2])
+            return f"{name}={size} does not divide {n} GPUs; nearest that works: {' or '.join(map(str, near))}"
+
+    def named(sizes: Iterable[int]) -> dict[str, int]:
+        return {name: size for name, size in zip(("tp", "pp", "dp", "ep"), sizes, strict=True) if name in given}
+
+    def distance(sizes: tuple[int, int, int, int]) -> tuple[float, int]:
+        by_factor = sum(abs(math.log(size / given[name])) for name, size in named(sizes).items())
+        return round(by_factor, 9), -sizes[0]
+
+    nearest = named(min(sizes_of(s, {}), key=distance))
+    asked, works = (" ".join(f"{name}={size}" for name, size in each.items()) for each in (given, nearest))
+    rule = ", and ep 1, tp, or tp x dp where pp=1" if "ep" in given else ""
+    return f"{asked}: tp x pp x dp has to be {n}, the number of GPUs{rule}; nearest that works: {works}"
 
 
 def _most(s: Setting, asked: Load) -> int:

@@ -113,7 +113,8 @@ def rank_parts(shape: ModelShape, mixture: Mixture | None, tp: int, pp: int, ep:
     experts = 0.0
     if mixture is not None and ep > 1:
         if ep > mixture.num_experts:
-            raise ValueError(f"ep={ep}: the model has {mixture.num_experts} experts; nearest that works: that many")
+            many = mixture.num_experts
+            raise ValueError(f"ep={ep}: the model has {many} experts for as many ranks; nearest that works: {many}")
         experts = mixture.layers * -(-mixture.num_experts // ep) * mixture.expert_params(d)
     elif mixture is not None:
         mine = mixture.expert_params(d, columns_of_first(mixture.expert_size, tp))

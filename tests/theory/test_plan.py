@@ -340,17 +340,24 @@ def test_what_cannot_be_is_one_line_with_the_nearest_that_works(arguments: Any, 
     [
         ({"num_devices": 12, "tp": 12}, "tp=12: 64 query heads and 8 KV heads cannot be divided among 12 ranks; near"),
         ({"tp": 3}, "tp=3 does not divide 8 GPUs; nearest that works: 2 or 4"),
-        ({"tp": 4, "pp": 4}, "tp=4 pp=4: expected tp x pp x dp to be 8, the number of GPUs"),
+        ({"tp": 4, "pp": 4}, "tp=4 pp=4: tp x pp x dp has to be 8, the number of GPUs; nearest that works: tp=4 pp=2"),
+        (
+            {"model": "mixtral-8x7b", "ep": 3},
+            "ep=3: tp x pp x dp has to be 8, the number of GPUs, and ep 1, tp, or tp x dp where pp=1; nearest that "
+            "works: ep=4",
+        ),
+        ({"model": "mixtral-8x7b", "num_devices": 16, "tp": 16, "ep": 16}, "has 8 experts for as many ranks; nearest"),
         ({"ep": 4}, "ep=4: llama-3-70b has no experts to divide; leave ep out"),
         ({"batch": 2000}, "short of 2000 requests in a replica. Nearest that works: 16 GPUs, or 1037 requests at once"),
         (
             {"rate": 300.0},
             "no layout gives 300 requests/s: tp 2 x pp 4, the best, gives 19.7. Nearest that works: 128 GPUs",
         ),
-        ({"rate": 3.0, "batch": 4}, "rate: expected more than 0 requests/s and no batch beside it, got 3.0 and 4"),
+        ({"rate": 3.0, "batch": 4}, "rate: expected a rate or a batch, got both, 3 and 4: leave one of them out"),
+        ({"rate": float("inf")}, "rate: expected more than 0 requests/s, and a finite number, got inf"),
         ({"between": "NVMe"}, "there is no link 'NVMe'; "),
         ({"mfu": 1.2}, "mfu: expected a share above 0 and at most 1, got 1.2"),
-        ({"ttft": 0}, "ttft: expected more than 0 s, got 0"),
+        ({"ttft": 0}, "ttft: expected more than 0 s, and a finite time, got 0"),
     ],
 )
 def test_what_was_asked_and_cannot_be_is_said_with_its_number(options: Any, message: str) -> None:

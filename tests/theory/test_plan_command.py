@@ -150,7 +150,7 @@ def test_a_course_model_has_a_plan_too(capsys: pytest.CaptureFixture[str]) -> No
         (of(8, gpu="h300"), 1, "there is no GPU 'h300'; nearest: "),
         (of(8, model="meta-llama/Llama-3-70B"), 2, "a model of the hub is not fetched for a plan; give a folder with"),
         (of(12, "--tp", "12"), 1, "cannot be divided among 12 ranks; nearest that works: 8 or 16"),
-        (of(8, "--tpot", "0"), 2, "--tpot: expected more than 0 s, got 0"),
+        (of(8, "--tpot", "0"), 2, "--tpot: expected more than 0 s, and a finite time, got 0"),
         (of(8, "--reserve-gb", "100"), 1, "100 GB are reserved on each GPU, and 72.0 GB of it may be used"),
         (of(8, model=""), 1, "there is no model ''; known: "),
         (of(0), 2, "--gpus: expected 1 or more, got '0'"),
