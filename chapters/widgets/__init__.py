@@ -10,6 +10,7 @@ from chapters.widgets.batching import batching
 from chapters.widgets.block_table import block_table
 from chapters.widgets.chunk_size import chunk_size
 from chapters.widgets.draft_tree import draft_tree
+from chapters.widgets.expert_load import expert_load
 from chapters.widgets.fewer_bits import fewer_bits
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
@@ -44,6 +45,7 @@ __all__ = [
     "block_table",
     "chunk_size",
     "draft_tree",
+    "expert_load",
     "fewer_bits",
     "kv_memory",
     "latency_budget",

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from chapters.widgets import rank_timeline, stages
+from chapters.widgets import expert_load, rank_timeline, stages
+from chapters.widgets.expert_load import placement_of
 from chapters.widgets.rank_timeline import boxes
 from reference_impl.interfaces import Row, StepDone
 from reference_impl.interfaces.collectives import RankTime
@@ -59,3 +60,19 @@ def test_stages_work_at_both_ends_of_every_control_and_say_the_bubble() -> None:
     view = stages()
     view.controls["moment"].value = 2
     assert "2 of 16 pieces of work. Stage 0 computes batch 1, from 1 to 2. Busy then: 1 of 4 stages" in view.shown.alt
+
+
+def test_every_load_of_experts_has_each_expert_and_each_rank_has_as_many() -> None:
+    view = expert_load()
+    assert "64 experts and 0 replicas on 8 ranks, in order, skew 1. The busiest rank, 0, has 4.58" in view.shown.alt
+    loads = [1 / rank for rank in range(1, 65)]
+    for ranks in values(view.controls["ranks"]):
+        for placed in (False, True):
+            for replicas in values(view.controls["replicas"]):
+                found = placement_of(loads, ranks, replicas, placed)
+                assert {expert for own in found for expert in own} == set(range(64))
+                assert {len(own) for own in found} == {(64 + replicas) // ranks}
+    for control in view.controls.values():
+        for value in values(control):
+            control.value = value
+            assert re.search(PICTURE, view.picture.value)
