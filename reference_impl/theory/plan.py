@@ -238,7 +238,8 @@ def _no_such(s: Setting, given: dict[str, int]) -> str:
         by_factor = sum(abs(math.log(size / given[name])) for name, size in named(sizes).items())
         return round(by_factor, 9), -sizes[0]
 
-    nearest = named(min(sizes_of(s, {}), key=distance))
+    found = min(sizes_of(s, {}), key=distance)
+    nearest = named(found)
     asked, works = (" ".join(f"{name}={size}" for name, size in each.items()) for each in (given, nearest))
     rule = ", and ep 1, tp, or tp x dp where pp=1" if "ep" in given else ""
     return f"{asked}: tp x pp x dp has to be {n}, the number of GPUs{rule}; nearest that works: {works}"
