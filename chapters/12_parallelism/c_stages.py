@@ -3,7 +3,9 @@
 #
 # About 40 minutes. You need chapters 01 (prefill and decode) and 02 (the KV cache), and of this chapter the idea that a
 # layer can be cut (tensor parallelism). Here the cut goes *between* layers, or nothing is cut at all and the model is
-# there several times. Sections marked *(more)* can be left out.
+# there several times.
+#
+# **Required:** sections 1 to 5 and the card. Sections 6 to 8 may wait.
 
 # %% name="setup"
 import inspect
