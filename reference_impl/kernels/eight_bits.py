@@ -35,6 +35,13 @@ def scale_to(largest, code: tl.constexpr):
 
 
 @triton.jit
+def finite_or_nan(scale):
+    """NaN for a scale that is infinite, float32. A group's sum times infinity would be one of two infinities by its
+    sign; the weights that it stands for are both, and NaN where a code is zero, so that no sum of them is a number."""
+    return scale + (scale - scale)
+
+
+@triton.jit
 def encoded(x, dtype: tl.constexpr):
     """x, float32, already divided by its scale, to the nearest code; ties to the even one.
 

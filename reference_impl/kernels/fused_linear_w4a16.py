@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.kernels.eight_bits import finite_or_nan
 from reference_impl.kernels.fused_linear import check_neighbours, room_for_splits, rows_of_tile, write_outputs
 from reference_impl.kernels.gemm import Tile, choose, grid_of
 from reference_impl.kernels.gemm_w4a16 import check_four_bits, check_groups, numbers_of_int4
@@ -80,7 +81,7 @@ def _fused_linear_w4a16(
             norm_high = tl.load(at_norm + later + HALF, mask=k + later < in_features, other=0.0)
         sums = tl.dot(low, tl.trans(x_low))  # [N, M]
         sums = tl.dot(high, tl.trans(x_high), sums)
-        acc += sums * scale.to(tl.float32)[:, None]
+        acc += sums * finite_or_nan(scale.to(tl.float32))[:, None]
         scale = tl.load(scales + (group + 1) * num_rows + row, mask=in_rows & (group + 1 < end), other=0.0)
     write_outputs(
         acc, tl.sum(square, 1) if norm is not None else None, None, bias, residual,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.kernels.eight_bits import finite_or_nan
 from reference_impl.kernels.gemm import (
     FEW_TOKENS,
     Tile,
@@ -54,7 +55,8 @@ def _gemm_fp8_blocks(
         inside = (k + k_range < in_features)[None, :]
         x_tile = tl.load(at_codes + k, mask=(m < num_tokens)[:, None] & inside, other=0.0)  # [M, K]
         weight_tile = tl.load(at_weight + k, mask=(n < out_features)[:, None] & inside, other=0.0)  # [N, K]
-        factor = tl.load(at_scale + group, mask=m < num_tokens, other=0.0) * tl.load(at_block + group)  # [M]
+        of_block = finite_or_nan(tl.load(at_block + group))
+        factor = tl.load(at_scale + group, mask=m < num_tokens, other=0.0) * of_block  # [M]
         if SWAPPED:
             acc += tl.dot(weight_tile, tl.trans(x_tile)) * factor[None, :]
         else:

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.kernels.eight_bits import finite_or_nan
 from reference_impl.kernels.gemm import (
     Tile,
     check_operands,
@@ -81,7 +82,7 @@ def _gemm_w4a16(
         low, high = numbers_of_int4(codes, zero[:, None], dtype)  # [N, HALF]
         sums = tl.dot(low, tl.trans(x_low))  # [N, M]
         sums = tl.dot(high, tl.trans(x_high), sums)
-        acc += sums * scale[:, None]
+        acc += sums * finite_or_nan(scale)[:, None]
     write_tile(tl.trans(acc), None, out, partial, tickets, m_tile, n_tile, num_tokens, out_features, stride_out, SPLITS)
 
 

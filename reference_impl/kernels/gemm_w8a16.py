@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.kernels.eight_bits import finite_or_nan
 from reference_impl.kernels.gemm import (
     Tile,
     check_operands,
@@ -64,11 +65,11 @@ def _gemm_w8a16(
         numbers = numbers_of_int8(codes).to(dtype)  # [N, K]
         if GROUPS:
             scale = tl.load(scales + k // group_size * out_features + n, mask=in_out, other=0.0).to(tl.float32)
-            acc += tl.dot(numbers, x_tile) * scale[:, None]
+            acc += tl.dot(numbers, x_tile) * finite_or_nan(scale)[:, None]
         else:
             acc = tl.dot(numbers, x_tile, acc)
     if not GROUPS:
-        acc *= tl.load(scales + n, mask=in_out, other=0.0).to(tl.float32)[:, None]
+        acc *= finite_or_nan(tl.load(scales + n, mask=in_out, other=0.0).to(tl.float32))[:, None]
     write_tile(tl.trans(acc), None, out, partial, tickets, m_tile, n_tile, num_tokens, out_features, stride_out, SPLITS)
 
 

@@ -1,7 +1,8 @@
 """RMSNorm, alone or with the residual added and the result in FP8 (Zhang and Sennrich 2019).
 
 y = x / sqrt(mean(x^2) + eps) x weight, one program per row. The first tile stays in registers, and rows of up to 16,384
-values have no other: each value is read and written once. The part of a longer row beyond it is read again (L2).
+values have no other: each value is read and written once. The part of a longer row beyond it is read again (L2), for
+FP8 all of the row, and that part twice.
 
 Bytes per value of a row in b bytes each: norm 2 b; with the residual 4 b, as two kernels 5 b; FP8 takes b - 1 less, and
 saves the read and the write of a kernel that quantizes. About 5 FLOPs per value: memory-bound.
@@ -20,18 +21,25 @@ from reference_impl.kernels.launch import launch
 
 
 @triton.jit
-def _tile(x, residual, weight, start, N: tl.constexpr, BLOCK: tl.constexpr):
-    """(value, value x weight) of a tile, float32. value is the sum as it is stored, if there is a residual."""
+def _tile(x, residual, start, N: tl.constexpr, BLOCK: tl.constexpr):
+    """A tile in float32; with a residual the sum as it is stored."""
     column = start + tl.arange(0, BLOCK)
     inside = column < N
     value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
     if residual is not None:
         value += tl.load(residual + column, mask=inside, other=0.0).to(tl.float32)
         value = value.to(x.dtype.element_ty).to(tl.float32)
-    weighted = value
+    return value
+
+
+@triton.jit
+def _weights(weight, start, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Those of a tile, float32; 1 without any."""
+    column = start + tl.arange(0, BLOCK)
+    by = 1.0
     if weight is not None:
-        weighted = value * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    return value, weighted
+        by = tl.load(weight + column, mask=column < N, other=0.0).to(tl.float32)
+    return by
 
 
 @triton.jit
@@ -57,24 +65,32 @@ def _rms_norm(
         residual += row * stride_residual
         total += row * N
 
-    value, weighted = _tile(x, residual, weight, 0, N, BLOCK)
-    squares, largest = value * value, magnitude(weighted)
+    value, by = _tile(x, residual, 0, N, BLOCK), _weights(weight, 0, N, BLOCK)
+    squares = value * value
     for start in range(BLOCK, N, BLOCK):
-        later, later_weighted = _tile(x, residual, weight, start, N, BLOCK)
+        later = _tile(x, residual, start, N, BLOCK)
         squares += later * later
-        largest = tl.maximum(largest, magnitude(later_weighted))
 
+    # The weight comes last: value x weight may be infinite where the norm is a number.
     factor = tl.rsqrt(tl.sum(squares, 0) / N + eps)
+    inverse = 1.0
     if scale is not None:
-        largest_weighted = tl.max(largest, 0).to(tl.float32, bitcast=True)
-        row_scale = scale_of(magnitude(largest_weighted * factor), tl.float8e4nv)
+        largest = magnitude(value * factor * by)
+        for start in range(BLOCK, N, BLOCK):
+            later = _tile(x, residual, start, N, BLOCK) * factor * _weights(weight, start, N, BLOCK)
+            largest = tl.maximum(largest, magnitude(later))
+        row_scale = scale_of(tl.max(largest, 0), tl.float8e4nv)
         tl.store(scale + row, row_scale)
-        factor /= row_scale
+        inverse = tl.div_rn(1.0, row_scale)
+        if N > BLOCK:
+            # Again: in registers all the while, they would spill on sm_100.
+            value, by = _tile(x, residual, 0, N, BLOCK), _weights(weight, 0, N, BLOCK)
 
-    _write(out, total, 0, value, weighted * factor, N, BLOCK)
+    _write(out, total, 0, value, value * factor * by * inverse, N, BLOCK)
     for start in range(BLOCK, N, BLOCK):
-        later, later_weighted = _tile(x, residual, weight, start, N, BLOCK)
-        _write(out, total, start, later, later_weighted * factor, N, BLOCK)
+        later = _tile(x, residual, start, N, BLOCK)
+        normed = later * factor * _weights(weight, start, N, BLOCK) * inverse
+        _write(out, total, start, later, normed, N, BLOCK)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

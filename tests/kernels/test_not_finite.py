@@ -179,6 +179,58 @@ def test_a_row_with_a_number_that_is_none_gives_what_its_twin_gives(name: str, b
     assert torch.equal(found[others], kernel(fine(x))[others])
 
 
+SCALED = {  # where the scale of a group, block or output goes
+    "w8a16": "scales", "w4a16": "scales", "fused w4a16": "scales", "nvfp4": "tensor_scale", "fused": "norm",
+    "fused w4a16, norm": "norm", "norm": "weight",
+}  # fmt: skip
+
+
+@BAD
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # numpy, in the interpreter
+def test_a_scale_that_is_no_number_gives_what_it_gives_in_the_twin(name: str, bad: float) -> None:
+    found = []
+    for product in PRODUCTS[name.split(",")[0]]:
+        assert isinstance(product, partial)
+        scales = product.keywords[SCALED[name]].clone()
+        scales.view(-1)[COLUMN] = bad
+        found.append(product.func(fine(rows(0.0, 64)), **{**product.keywords, SCALED[name]: scales}))
+    assert not found[0].isfinite().all()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(found[0]), kind(found[1]))
+
+
+@BAD
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, in the interpreter
+def test_so_does_the_scale_of_a_block(bad: float) -> None:
+    weight = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.float8_e4m3fn)
+    scales = torch.tensor([[0.03], [bad]], device=DEVICE)
+    operands = (*reference.quantize_groups_fp8(rows(0.5, 64)), weight, scales, torch.float16)
+    for product in (gemm_fp8_blocks, reference.gemm_fp8_blocks):
+        found = product(*operands)
+        assert found[:, :128].isfinite().all()
+        assert found[:, 128:].isnan().all()
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(("number", "by"), [(LARGEST, LARGEST), (1e19, 1e20), (1.0, LARGEST), (1e-30, 1e30)])
+@pytest.mark.parametrize("width", [64, 16385])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # numpy, in the interpreter
+def test_a_norm_is_a_number_also_where_number_times_weight_is_none(number: float, by: float, width: int) -> None:
+    x = torch.ones(2, width, device=DEVICE)
+    x[1] = number
+    weight = torch.full((width,), by, device=DEVICE)
+    expected = reference.rms_norm(x, weight, 1e-6)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), expected)
+    codes, scale, _ = add_rms_norm_fp8(x, torch.zeros_like(x), weight, 1e-6)
+    twins, twins_scale, _ = reference.add_rms_norm_fp8(x, torch.zeros_like(x), weight, 1e-6)
+    torch.testing.assert_close(scale, twins_scale)
+    torch.testing.assert_close(codes.float(), twins.float(), rtol=0.13, atol=0.0)  # a code further
+
+
 @BAD
 @pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
 @pytest.mark.parametrize("function", [rotate_and_write, reference.rotate_and_write], ids=["kernel", "twin"])

@@ -3,6 +3,7 @@ rounded where the kernels round.
 
 Throughout: x [tokens, in], weight [out, in] as checkpoints store it, y = x W^T [tokens, out]. Scales of groups are
 [in / group size, out]: entry (g, n) belongs to output n, inputs g x group size and on. One group is "per channel".
+An output with an infinite or NaN scale of a group or block is NaN.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def gemm_fp8_blocks(
     in / 128] float32, each rounded up.
     """
     rows, inputs = weight.shape
-    blocks = weight_scale.repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :inputs]
+    blocks = _finite_or_nan(weight_scale).repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :inputs]
     x = codes.to(scale.dtype) * scale.repeat_interleave(GROUP, 1)[:, :inputs]
     return (x @ (weight.to(scale.dtype) * blocks).T).to(out_dtype)
 
@@ -168,8 +169,15 @@ def gemm_fp4(x: Tensor, packed: Tensor, scales: Tensor, tensor_scale: Tensor | N
 
 
 def _per_input(groups: Tensor, x: Tensor) -> Tensor:
-    """Scales of groups for each input: [groups, out] -> [out, in] in the dtype of x."""
-    return groups.to(x.dtype).T.repeat_interleave(x.shape[1] // len(groups), 1)
+    """Scales of groups for each input: [groups, out] -> [out, in] in the dtype of x. NaN for one that is infinite."""
+    groups = groups.to(x.dtype)
+    return _finite_or_nan(groups).T.repeat_interleave(x.shape[1] // len(groups), 1)
+
+
+def _finite_or_nan(scales: Tensor) -> Tensor:
+    """What an infinite scale stands for are infinities of both signs, and NaN where a code is zero: no sum is a
+    number, but for codes of one sign."""
+    return scales + (scales - scales)
 
 
 def fused_linear(
@@ -229,5 +237,5 @@ def fused_linear_w4a16(
     group_size = x.shape[1] // len(scales)
     zero = 8 if zeros is None else zeros.to(wide).T.repeat_interleave(group_size, 1)
     codes = unpack_int4(packed, group_size).to(wide) - zero
-    weight = codes * scales.to(wide).T.repeat_interleave(group_size, 1)
+    weight = codes * _finite_or_nan(scales.to(wide)).T.repeat_interleave(group_size, 1)
     return fused_linear(x, weight, bias, norm=norm, eps=eps, gate=gate, residual=residual)
