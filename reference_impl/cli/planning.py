@@ -242,7 +242,9 @@ def _lines(found: Plan, model: str, show: int) -> list[str]:
                 f"On {group} GPUs one-shot and ring take the same time at {format_bytes(found.break_even, digits=2)}."
             )
         lines.append("")
-    lines += [f"does not fit: {each.name}: {each.why}" for each in found.rejected[:show]]
+    for each in found.rejected[:show]:
+        floor = "" if each.floor is None else f" (its floor would be {each.floor * 1e3:.1f} ms)"
+        lines.append(f"does not fit: {each.name}: {each.why}{floor}")
     lines += [""] if found.rejected else []
     return [*lines, server_flags(found, best, model), vllm_flags(found, best, model)]
 

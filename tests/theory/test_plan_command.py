@@ -58,6 +58,7 @@ def test_numbers_of_the_register_come_out_of_the_command(capsys: pytest.CaptureF
         assert layout["floor"] * 1e3 == pytest.approx(floor, abs=0.05)
         [layout] = as_json(capsys, *of(gpus, *by_hand, "--weights-gb", "141.1"))["layouts"]
         assert layout["kv_tokens"] == pytest.approx(tokens, rel=3e-3)
+    assert "(its floor would be 41.8 ms)" in said(capsys, *of(2, "--weights-gb", "140"))
 
 
 def test_json_has_every_layout_and_those_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
