@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from reference_impl.assembly.checks import CheckedParts, check_drafts, check_scheduler, settled
+from reference_impl.assembly.checks import check_drafts, check_scheduler, settled
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts, ReportsFacts
@@ -22,7 +22,6 @@ from reference_impl.core.engine import StepResult
 from reference_impl.core.requests import check_read
 from reference_impl.features.biases.engine import check_tokens
 from reference_impl.features.failing.engine import Failing
-from reference_impl.features.pins.engine import Pin, Pins
 from reference_impl.features.windows.groups import longest_sequence
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -42,13 +41,14 @@ if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
     from reference_impl.core.engine_feature import EngineFeature
     from reference_impl.features.beams.engine import Branches
+    from reference_impl.features.pins.engine import Pin, Pins
     from reference_impl.features.process.facts import Facts, ModelFacts
     from reference_impl.features.speculative.engine import BooksDrafts
     from reference_impl.features.transfer.engine import MovesPages
 
 logger = logging.getLogger("inferlab.engine")
 
-__all__ = ["Engine", "Pin", "StepResult"]
+__all__ = ["Engine", "StepResult"]
 
 
 class Engine(CoreEngine):
@@ -62,6 +62,7 @@ class Engine(CoreEngine):
     trace: Trace
     attention: AttentionBackend  # this and the cache: where the worker is here
     kv_cache: KVCache
+    _pins: Pins | None
     _drafts: BooksDrafts | None
     _pages: MovesPages | None
 
@@ -84,7 +85,7 @@ class Engine(CoreEngine):
             planner=half.planner, depth=half.depth,
         )  # fmt: skip
         this: Any = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
-        self._pins, self._drafts, self._pages = Pins(this), None, None
+        self._pins, self._drafts, self._pages = None, None, None
         self.hooks.add(Failing(this))
         if config.num_drafts or parts.scheduler is not None:
             self.hooks.add(self._book_drafts())
@@ -94,6 +95,8 @@ class Engine(CoreEngine):
             self._pages = MovesPages(this, half.kv)
             self.hooks.add(self._pages)
         if parts.scheduler is not None or parts.executor is not None:
+            from reference_impl.assembly.own_parts import CheckedParts
+
             self.hooks.add(CheckedParts(this))
         self._num_seeds = 0  # how many requests got one that follows from EngineConfig.seed
 
@@ -105,7 +108,7 @@ class Engine(CoreEngine):
     @property
     def num_unpinned(self) -> int:
         """The number of blocks that are in no pin."""
-        return self.num_blocks - self._pins.num_blocks
+        return self.num_blocks - (0 if self._pins is None else self._pins.num_blocks)
 
     @property
     def num_broken_drafts(self) -> int:
@@ -225,11 +228,17 @@ class Engine(CoreEngine):
 
     def pin(self, prefix: Sequence[int], cache_salt: str | None = None) -> Pin:
         """Keeps the cached blocks of a prefix from being evicted: see `Pins.pin`."""
-        return self._pins.pin(prefix, cache_salt)
+        return self._all_pins().pin(prefix, cache_salt)
 
     def unpin(self, pin: Pin) -> None:
         """Lets the blocks of a pin be evicted again: see `Pins.unpin`."""
-        self._pins.unpin(pin)
+        self._all_pins().unpin(pin)
+
+    def _all_pins(self) -> Pins:
+        from reference_impl.features.pins.engine import Pins
+
+        self._pins = self._pins or Pins(cast("Any", weakref.proxy(self)))
+        return self._pins
 
     def capture_graphs(self, longest: int | None = None) -> int:
         """Captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, and returns how

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.core.kv_manager import KVManager
-from reference_impl.interfaces import BlockPool, LayeredPageStore, PageStore, PrefixIndex
+from reference_impl.interfaces import BlockPool, PrefixIndex
 
 if TYPE_CHECKING:
     from reference_impl.features.transfer.stored import FetchingKVManager
+    from reference_impl.interfaces.pages import LayeredPageStore, PageStore
 
 
 def kv_manager(

@@ -29,7 +29,6 @@ from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
-from reference_impl.assembly.names import AnyPrompt, Conversation, conversations, listed, options_of, plain
 from reference_impl.assembly.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
@@ -42,7 +41,15 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
-from reference_impl.features.chat.prompts import ChatEncoder, ToolChoice
+from reference_impl.features.chat.prompts import (
+    AnyPrompt,
+    ChatEncoder,
+    Conversation,
+    ToolChoice,
+    conversations,
+    listed,
+    plain,
+)
 from reference_impl.features.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.features.sizing.memory import give_back
 from reference_impl.interfaces import Pooling, Request, SamplingParams
@@ -121,7 +128,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         model = None if model is None else model_folder(model)
         self.sampling_defaults = sampling_defaults(None if model is None else Path(model), generation_config)
         quantization = "none" if quantization is None else quantization
-        config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
+        config = _config_with(engine_options)
         draft = None if draft_model is None else Path(model_folder(draft_model))
         if draft is not None:
             from reference_impl.assembly.draft_folder import load_draft, with_method
@@ -357,6 +364,15 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:
         raise KeyboardInterrupt
+
+
+def _config_with(options: Mapping[str, Any]) -> EngineConfig:
+    """The config for options under our names and vLLM's."""
+    if not options:
+        return EngineConfig()
+    from reference_impl.assembly.names import options_of
+
+    return EngineConfig(**options_of(options, [*inspect.signature(LLM).parameters][:-1]))
 
 
 def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling | None:

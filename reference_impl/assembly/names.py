@@ -1,16 +1,13 @@
-"""Translates what callers of vLLM write: options under vLLM's names, with near matches for an unknown name; prompts and
-conversations as texts, token ids or dicts, one or several."""
+"""Translates options under vLLM's names, with near matches for an unknown name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any
 
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.core.llm import as_list
-from reference_impl.core.prompts import Prompt
 
 ANY = (...,)  # every value: it is about what this engine does not have
 # vLLM's name -> ours, where a value means the same.
@@ -99,46 +96,3 @@ def _speculative(value: Any) -> dict[str, Any]:
             f"{value!r}: nothing else is implemented"
         )
     return {known[key]: chosen for key, chosen in value.items()}
-
-
-class TokensPrompt(TypedDict):
-    """vLLM's prompt of token ids, maybe with the text that they were made from."""
-
-    prompt_token_ids: Sequence[int]
-    prompt: NotRequired[str]
-
-
-class TextPrompt(TypedDict):
-    """vLLM's prompt of a text."""
-
-    prompt: str
-
-
-AnyPrompt = Prompt | TokensPrompt | TextPrompt
-Conversation = Sequence[Any]  # of messages, see `ChatEncoder.chat_text`
-
-
-def listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
-    """One prompt or several, as a list."""
-    one = isinstance(prompts, Mapping)
-    return [cast(AnyPrompt, prompts)] if one else [*as_list(cast("Prompt | Sequence[Prompt]", prompts))]
-
-
-def plain(prompt: AnyPrompt) -> Prompt:
-    """The prompt in our form: for one of vLLM's dicts its token ids, or else its text. ValueError for another dict."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    given: Mapping[str, Any] = prompt
-    if others := sorted(given.keys() - {"prompt", "prompt_token_ids"}):
-        raise ValueError(f"a prompt has {', '.join(map(repr, others))}: expected 'prompt' or 'prompt_token_ids' alone")
-    if given.get("prompt_token_ids") is not None:
-        return cast(Prompt, given["prompt_token_ids"])
-    if not isinstance(given.get("prompt"), str):
-        raise ValueError(f"a prompt: expected a text under 'prompt' or ids under 'prompt_token_ids', got {prompt!r}")
-    return cast(str, given["prompt"])
-
-
-def conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
-    """One conversation or several, as a list."""
-    several = isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages)
-    return messages if several else [messages]

@@ -14,8 +14,6 @@ from reference_impl.interfaces import (
     HostProposer,
     KVCache,
     KVManager,
-    LayeredPageStore,
-    PageStore,
     Policy,
     PrefixIndex,
     Proposer,
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from reference_impl.features.process.facts import Facts
     from reference_impl.features.speculative.feature_head import FeatureHead
     from reference_impl.features.speculative.medusa import MedusaHeads
+    from reference_impl.interfaces.pages import LayeredPageStore, PageStore
 
 Drafts: TypeAlias = "Decoder | FeatureHead | MedusaHeads"
 T = TypeVar("T")

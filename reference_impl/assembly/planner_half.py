@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_impl.assembly.checks import check_blocks, check_pool
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.parts import Parts, part
@@ -33,9 +32,11 @@ class PlannerHalf:
         self.config, self.worker = config, worker
         self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
         self.block_pool = part(parts.block_pool, lambda: BlockPool(worker.num_blocks))
-        check_pool(self.block_pool, worker.num_blocks)
         self.kv = part(parts.kv_manager, lambda: make_kv_manager(config, parts, worker, self.block_pool))
-        check_blocks(self.kv, worker.num_blocks)
+        if parts != Parts():
+            from reference_impl.assembly.own_parts import check_blocks
+
+            check_blocks(self.block_pool, self.kv, worker.num_blocks)
         self.planner = ForkingPlanner(config.block_size)
         stages = stages_for(config.overlap, self.kv, executor)
         proposer = host_proposer(config.speculative) if config.speculative in BY_HOST else parts.host_proposer

@@ -20,19 +20,8 @@ from reference_impl.features.graphs.worker import GraphWorker
 from reference_impl.features.penalties.worker import PenaltyFeature
 from reference_impl.features.pooling.worker import Pooling
 from reference_impl.features.scoring.worker import PromptScores
-from reference_impl.features.speculative.sources import Proposed, Source
 from reference_impl.features.speculative.worker import Drafting
-from reference_impl.interfaces import (
-    AttentionBackend,
-    Clock,
-    KVCache,
-    KVSpec,
-    LayeredPageStore,
-    Masks,
-    PageStore,
-    Proposer,
-    Sampler,
-)
+from reference_impl.interfaces import AttentionBackend, Clock, KVCache, KVSpec, Masks, Proposer, Sampler
 from reference_impl.interfaces.sampling_fields import BY_SAMPLER
 
 if TYPE_CHECKING:
@@ -44,7 +33,9 @@ if TYPE_CHECKING:
     from reference_impl.features.speculative.growth import Growth
     from reference_impl.features.speculative.lookahead import Shape
     from reference_impl.features.speculative.model_source import Draft
+    from reference_impl.features.speculative.sources import Source
     from reference_impl.features.speculative.tree import Tree
+    from reference_impl.interfaces.pages import LayeredPageStore, PageStore
 
 
 class LocalExecutor(GraphWorker):
@@ -63,8 +54,12 @@ class LocalExecutor(GraphWorker):
     ):  # fmt: skip
         self.decoder = model
         tap = None
-        source: Source | None = None if proposer is None else Proposed(proposer)
+        source: Source | None = None
         has_bounds, makes_drafts = False, bool(proposer or draft or lookahead)
+        if proposer is not None:
+            from reference_impl.features.speculative.proposed import Proposed
+
+            source = Proposed(proposer)
         if draft is not None:
             from reference_impl.assembly.drafting import tap_on
 

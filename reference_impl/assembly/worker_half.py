@@ -25,8 +25,6 @@ from reference_impl.interfaces import (
     Executor,
     KVCache,
     KVSpec,
-    LayeredPageStore,
-    PageStore,
     Proposer,
     ReadsFields,
     Request,
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from reference_impl.features.sizing.profile import DeviceMemory
     from reference_impl.features.speculative.feature_head import FeatureHead
     from reference_impl.features.speculative.model_source import Draft
+    from reference_impl.interfaces.pages import LayeredPageStore, PageStore
 
 
 class WorkerHalf:

@@ -7,12 +7,14 @@ Imports only the standard library, so that every room can import it. A part is s
     planning, computing                          what every part promises
     events                                       what the engine reports
     abilities                                    what some parts can do besides
+    pages, collectives                           what page stores and ranks promise; imported from there
 """
 
 from reference_impl.interfaces.abilities import (
     AttendsToCache,
     CapturesGraphs,
     DefersReuse,
+    FetchesPages,
     ForksRequests,
     HasScales,
     KeepsRequests,
@@ -60,7 +62,6 @@ from reference_impl.interfaces.computing import (
     TensorSpec,
 )
 from reference_impl.interfaces.events import Event, RequestArrived, RequestFinished, StepDone, TakesEvents
-from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore, text_of
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import (
     BlockPool,
@@ -103,14 +104,12 @@ __all__ = [
     "Grammar",
     "GroupTables",
     "HasScales",
-    "HoldsPages",
     "HostProposer",
     "KVCache",
     "KVKind",
     "KVManager",
     "KVSpec",
     "KeepsRequests",
-    "LayeredPageStore",
     "LinearMethod",
     "Masks",
     "MovesScales",
@@ -120,7 +119,6 @@ __all__ = [
     "Opened",
     "Outcome",
     "Page",
-    "PageStore",
     "PageTransfer",
     "PinsPrefixes",
     "PlansAhead",
@@ -165,5 +163,4 @@ __all__ = [
     "scales_of",
     "takes_bounds",
     "takes_trees",
-    "text_of",
 ]

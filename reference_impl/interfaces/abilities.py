@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch
-from reference_impl.interfaces.blocks import BlockId
+from reference_impl.interfaces.blocks import BlockId, TransferEnd
 from reference_impl.interfaces.computing import AttentionBackend, KVCache, TensorSpec
 from reference_impl.interfaces.plan import StepPlan
 from reference_impl.interfaces.request import Request
@@ -85,6 +85,48 @@ class SwapsOut(Protocol):
 
     def swap_out(self, request: Request) -> bool:
         """Moves the request's computed blocks to host memory; False, and nothing changed, if they do not fit there."""
+        ...
+
+
+@runtime_checkable
+class FetchesPages(Protocol):
+    """A KV manager that fills its prefix cache from a page store, and the store from its prefix cache."""
+
+    def fetch(self, request: Request, now: float) -> bool:
+        """Begins to load those pages of a waiting request that are in the store but not in the prefix cache.
+
+        False: there is nothing to wait for. True: the request is to be set aside until `is_fetching` is false, and
+        then admitted like any other; what was loaded is in the prefix cache.
+        """
+        ...
+
+    def is_fetching(self, request: Request) -> bool: ...
+
+    def cancel_loads(self) -> None:
+        """Cancels all loads, since requests that run need their blocks."""
+        ...
+
+    def expire(self, now: float) -> None:
+        """Cancels transfers of which nothing has moved for longer than the store's timeout."""
+        ...
+
+    def transfers_moved(self, layers: Mapping[int, int]) -> None:
+        """Restarts the store's timeout of these transfers. layers: {transfer: how many more layers have moved}."""
+        ...
+
+    def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
+        """Called with the transfers that ended: their blocks may be used again. Blocks that were loaded with all layers
+        are then in the prefix cache."""
+        ...
+
+    @property
+    def num_unsent(self) -> int:
+        """The number of transfers that the next step will begin or cancel."""
+        ...
+
+    @property
+    def num_transfers(self) -> int:
+        """The number of transfers that have not ended."""
         ...
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
-from reference_impl.interfaces.collectives import RankTime
 from reference_impl.interfaces.plan import Row
+from reference_impl.interfaces.step import RankTime
 
 
 @dataclass(frozen=True)

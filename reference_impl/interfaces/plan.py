@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
-from reference_impl.interfaces.collectives import RankTime
 from reference_impl.interfaces.request import TokenLogprobs
+from reference_impl.interfaces.step import RankTime
 
 
 class Row(NamedTuple):

@@ -5,7 +5,7 @@ split a token that only tokenizer_config.json, special_tokens_map.json or added_
 as text. Which file counts, and in what order tokens get ids, is as in transformers 5.23: `from_pretrained` in
 tokenization_utils_base.py, `__init__` in tokenization_utils_tokenizers.py. Of one token that is named with several sets
 of flags the last one that is added counts. Where a folder names a class that cuts text by its own rules, see
-tokenizer_classes.py.
+tokenizer_rebuilt.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from reference_impl.models.tokenizer_classes import class_named
+
 if TYPE_CHECKING:
-    from reference_impl.models.tokenizer_classes import TokenizerClass
+    from reference_impl.models.tokenizer_rebuilt import TokenizerClass
 
 TOKENIZER, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 ADDED, LISTED = "added_tokens.json", "added_tokens_decoder"
@@ -115,10 +117,13 @@ def _class_of(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None:
     model = read_config(folder / "config.json")
     if not (config.get("tokenizer_class") or model) or not (folder / TOKENIZER).is_file():
         return None
-    from reference_impl.models.tokenizer_classes import tokenizer_class
-
     text = read_text(folder / TOKENIZER)
-    return tokenizer_class(config, model, text) if re.search(r'"merges"\s*:\s*\[', text) else None  # only BPE has them
+    name = class_named(config, model, text) if re.search(r'"merges"\s*:\s*\[', text) else None  # only BPE has them
+    if name is None:
+        return None
+    from reference_impl.models.tokenizer_rebuilt import CLASSES
+
+    return CLASSES[name]
 
 
 def complete(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, SpecialTokens]:
@@ -132,7 +137,7 @@ def complete(tokenizer: Tokenizer, folder: Path) -> tuple[Tokenizer, SpecialToke
     special, kind = special_tokens(folder, padding["pad_token"] if padding else None), _class_of(folder, config)
     listed, own = config.get(LISTED), tokenizer.get_added_tokens_decoder()
     if kind is not None:
-        from reference_impl.models.tokenizer_classes import rebuilt
+        from reference_impl.models.tokenizer_rebuilt import rebuilt
 
         tokenizer = rebuilt(tokenizer, kind, config)
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from reference_impl.assembly.checks import READ_BY
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.own_parts import READ_BY
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
@@ -21,7 +21,10 @@ from reference_impl.interfaces import SwapsOut
 from tests.engine.test_abilities import PlainKV
 
 # What only looks whether options fit together, or copies them.
-_CHECKS = ("dataclasses", *(f"reference_impl.assembly.{name}" for name in ("checks", "config", "speculation")))
+_CHECKS = (
+    "dataclasses",
+    *(f"reference_impl.assembly.{name}" for name in ("checks", "own_parts", "config", "speculation")),
+)
 OPTIONS = [field.name for field in dataclasses.fields(EngineConfig)]
 ASKED: dict[str, Any] = {
     "sampling_noise": "gumbel", "acceptance": "typical", "batch_invariant": True, "graphs": "on",

@@ -17,11 +17,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.assembly.engine import Engine, Pin
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
+from reference_impl.features.pins.engine import Pin
 from reference_impl.features.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.features.windows.groups import kv_specs
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams

@@ -1,12 +1,14 @@
-"""Conversations: messages in a model's chat template become token ids, as `transformers` renders them."""
+"""Conversations: messages in a model's chat template become token ids, as `transformers` renders them. And what callers
+of vLLM write: prompts as texts, token ids or dicts, conversations, one or several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from reference_impl.core.prompts import PromptEncoder
+from reference_impl.core.llm import as_list
+from reference_impl.core.prompts import Prompt, PromptEncoder
 from reference_impl.features.chat.templates import ChatTemplates
 from reference_impl.models.tokenizer_files import complete
 
@@ -80,3 +82,46 @@ class ChatEncoder(PromptEncoder):
             self.templates, messages, tools, add_generation_prompt, continue_final_message, chat_template,
             chat_template_kwargs,
         )  # fmt: skip
+
+
+class TokensPrompt(TypedDict):
+    """vLLM's prompt of token ids, maybe with the text that they were made from."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+
+
+class TextPrompt(TypedDict):
+    """vLLM's prompt of a text."""
+
+    prompt: str
+
+
+AnyPrompt = Prompt | TokensPrompt | TextPrompt
+Conversation = Sequence[Any]  # of messages, see `ChatEncoder.chat_text`
+
+
+def listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
+    """One prompt or several, as a list."""
+    one = isinstance(prompts, Mapping)
+    return [cast(AnyPrompt, prompts)] if one else [*as_list(cast("Prompt | Sequence[Prompt]", prompts))]
+
+
+def plain(prompt: AnyPrompt) -> Prompt:
+    """The prompt in our form: for one of vLLM's dicts its token ids, or else its text. ValueError for another dict."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given: Mapping[str, Any] = prompt
+    if others := sorted(given.keys() - {"prompt", "prompt_token_ids"}):
+        raise ValueError(f"a prompt has {', '.join(map(repr, others))}: expected 'prompt' or 'prompt_token_ids' alone")
+    if given.get("prompt_token_ids") is not None:
+        return cast(Prompt, given["prompt_token_ids"])
+    if not isinstance(given.get("prompt"), str):
+        raise ValueError(f"a prompt: expected a text under 'prompt' or ids under 'prompt_token_ids', got {prompt!r}")
+    return cast(str, given["prompt"])
+
+
+def conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    """One conversation or several, as a list."""
+    several = isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages)
+    return messages if several else [messages]

@@ -15,7 +15,7 @@ from reference_impl.features.speculative.feature_head import FeatureDraft, Keeps
 from reference_impl.features.speculative.growth import Growth
 from reference_impl.features.speculative.medusa import MedusaDraft
 from reference_impl.features.speculative.model_source import ModelSource, ModelStep
-from reference_impl.features.speculative.sources import StepSource
+from reference_impl.features.speculative.step_source import StepSource
 from reference_impl.features.speculative.tree import Tree
 from reference_impl.features.speculative.tree_growing import grow_trees
 from reference_impl.features.speculative.tree_head import Level, lay_out_levels, level_arrays, propose_tree

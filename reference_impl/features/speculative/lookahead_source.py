@@ -13,7 +13,8 @@ from reference_impl.core.staging import Arrays
 from reference_impl.core.worker import StepRun
 from reference_impl.features.speculative.lookahead import Shape
 from reference_impl.features.speculative.lookahead_pool import Lookahead
-from reference_impl.features.speculative.sources import Source, StepSource
+from reference_impl.features.speculative.sources import Source
+from reference_impl.features.speculative.step_source import StepSource
 from reference_impl.features.speculative.tree import Tree
 from reference_impl.features.speculative.tree_layout import Places, Rows
 from reference_impl.interfaces import Opened, Step, StepRow

@@ -30,7 +30,8 @@ from reference_impl.features.speculative.drafts import take_drafts
 from reference_impl.features.speculative.feature_head import FeatureDraft
 from reference_impl.features.speculative.medusa import MedusaDraft, one_by_one
 from reference_impl.features.speculative.rejection import places
-from reference_impl.features.speculative.sources import Source, StepSource
+from reference_impl.features.speculative.sources import Source
+from reference_impl.features.speculative.step_source import StepSource
 from reference_impl.interfaces import Sampler, StepRow, Transfers
 
 Draft: TypeAlias = DraftModel | FeatureDraft | MedusaDraft

@@ -16,17 +16,8 @@ from typing import Any
 
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.features.transfer.cache import CachePages
-from reference_impl.interfaces import (
-    HoldsPages,
-    KVCache,
-    LayeredPageStore,
-    Page,
-    PageStore,
-    PageTransfer,
-    TransferEnd,
-    Transfers,
-    text_of,
-)
+from reference_impl.interfaces import KVCache, Page, PageTransfer, TransferEnd, Transfers
+from reference_impl.interfaces.pages import HoldsPages, LayeredPageStore, PageStore, text_of
 
 LONGEST_WAIT = 0.005  # seconds in which a step without rows waits for a transfer to move; the next step waits again
 _CHECKSUM_BYTES = 4

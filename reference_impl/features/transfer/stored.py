@@ -28,16 +28,14 @@ from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import (
     BlockId,
     BlockPool,
-    LayeredPageStore,
     Page,
-    PageStore,
     PageTransfer,
     PrefixIndex,
     Request,
     TransferEnd,
     Transfers,
-    text_of,
 )
+from reference_impl.interfaces.pages import LayeredPageStore, PageStore, text_of
 
 
 def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:

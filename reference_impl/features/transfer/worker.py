@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from reference_impl.core.worker_feature import WorkerFeature
 from reference_impl.features.transfer.pages import LONGEST_WAIT, Pages
-from reference_impl.interfaces import KVCache, LayeredPageStore, PageStore, Reply, Step
+from reference_impl.interfaces import KVCache, Reply, Step
+from reference_impl.interfaces.pages import LayeredPageStore, PageStore
 
 
 class PageMoves(WorkerFeature):

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.kernels.reference.attention import rotate
-from reference_impl.kernels.reference.four_bits import to_four_bits
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -96,12 +95,13 @@ def rotate_and_write(
     query, k = (rotate(x, cos[positions], sin[positions]) for x in (query, k))
     real = slot_mapping >= 0
     slots = slot_mapping[real].long()
-    at = slots // keys.shape[1], slots % keys.shape[1]
+    at, four = (slots // keys.shape[1], slots % keys.shape[1]), keys.dtype is torch.uint8
+    if four:
+        from reference_impl.kernels.reference.four_bits import to_four_bits
     for cache, scale, fresh in ((keys, key_scale, k[real]), (values, value_scale, v[real])):
         if scale is None:
             cache[at] = fresh.to(cache.dtype)
         else:
-            four = cache.dtype is torch.uint8
             codes, scale[at] = to_four_bits(fresh) if four else to_eight_bits(fresh, cache.dtype)
             cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot assign to an indexed float8
     return query.to(q.dtype)
