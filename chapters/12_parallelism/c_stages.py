@@ -450,7 +450,7 @@ widgets.table(rows, ["what", "one process", "two stages", "times as fast"])
 # %% [markdown] name="measure-stream-reading"
 # With $p$ equal stages and $c$ equal chunks a prompt alone takes $(c + p - 1)/(c\,p)$ of one GPU's time: six chunks in two
 # stages 7/12. What you measured is less of a gain, if your cores were busy or chunks wait for the planner. One stream's
-# tokens gain nothing, and pay for the hand-over.
+# tokens gain nothing and pay for the hand-over; where your ratio is above 1, that is the noise of two times so short.
 
 # %% [markdown] name="layouts-text"
 # ### Tensor, pipeline or replicas
