@@ -283,7 +283,7 @@ widgets.predict(
 # %% name="scratch-without"
 alone = mlp(hidden, *mlp_parts(Ranks(2), *three)[0])
 error = float((alone - right).norm() / right.norm())
-print(f"shape {list(alone.shape)}, as it should be: nothing complains")
+print(f"shape {list(alone.shape)}, as it should be: no error")
 widgets.reveal("12a-without", 100 * error)
 
 # %% [markdown] name="scratch-without-reading"
@@ -361,7 +361,8 @@ head = [
 widgets.table(rows, head)
 
 # %% [markdown] name="scratch-copies-reading"
-# So more ranks than KV heads still divide the weights, and no longer the cache. And sizes that divide neither way are
+# So more ranks than KV heads still divide the weights, and no longer the cache. (The other limit is the node: beyond the
+# GPUs that share fast links, most often 8, each sum crosses a network; see `b_collectives`.) Sizes that divide neither way are
 # refused: of the course model, with 4 query heads and 2 KV heads, three ranks cannot have whole groups.
 
 # %% name="scratch-refused"
@@ -752,7 +753,7 @@ widgets.table(rows, ["numbers", "matrix", "the same, binary", "on each of four r
 # and repeat KV heads where there are more ranks than heads. vLLM starts one process a GPU, by multiprocessing on one node and
 # Ray or its own launcher over several; sizes that do not divide the heads are refused at the start. **TensorRT-LLM** divides
 # when the engine is built or loaded; **llama.cpp** can split by rows over GPUs, and by layers as its default. **JAX** and
-# **torch.distributed.tensor** write the same cuts as annotations, from which a compiler places the collectives.
+# **torch.distributed.tensor** have the same cuts as annotations of tensors, from which the collectives follow.
 #
 # In all of these the ranks are lost together: a process that ends takes the group with it, and what is restarted is the
 # whole group. Routers therefore retry requests on another replica.

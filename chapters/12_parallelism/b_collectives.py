@@ -192,7 +192,7 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# In a **ring** each rank talks to one neighbour only. The vector is cut into $n$ parts. In step $s$ rank $r$ sends part
+# In a **ring** each rank sends to one neighbour only. The vector is cut into $n$ parts. In step $s$ rank $r$ sends part
 # $r - s$ (mod $n$) to rank $r + 1$. For $n - 1$ steps what arrives is added, then for $n - 1$ steps it replaces. *How many
 # steps with eight ranks?*
 
@@ -225,7 +225,7 @@ widgets.reveal("12b-steps", len(log))
 # 14 messages in a row, each of an eighth of the vector, so a rank sends 14/8 = 1.75 vectors. Others choose differently:
 # <!-- printed: scratch-ring -->
 #
-# - **one-shot**: everybody sends everything to everybody, once. One step, 7 vectors.
+# - **one-shot**: each rank sends its whole vector to all others, at once. One step, 7 vectors.
 # - **two-shot**: each rank adds one part for all (reduce-scatter), then sends it to all (all-gather). Two steps.
 # - **tree**: sums go up in pairs to rank 0 and come down again.
 # - **recursive doubling**: partners 1, 2, 4 apart exchange all they have. $\log_2 n$ steps.
@@ -297,11 +297,14 @@ print(
 widgets.reveal("12b-order", 100 * float(differ.float().mean()))
 
 # %% [markdown] name="scratch-order-reading"
-# A last bit is no error of arithmetic. But ranks that hold *different* hidden states compute different logits, and where two
-# tokens are close, one rank goes on with another token than the rest: from then on half of the model computes another text,
-# and no exception says so. So in every all-reduce all ranks add in the same order (one-shot, two-shot: by rank), or one rank
-# adds and the others copy (ring, tree). A ring also adds each *part* in an order of its own: the same on all ranks, but a
-# number's bits depend on where it stands in the vector.
+# A last bit is no error of arithmetic. But ranks with *different* hidden states are no longer one model. Their caches drift
+# apart; where each rank computes all logits and picks a token by itself, a close choice ends in different tokens, and from
+# then on parts of the model compute different texts; a router of experts may choose differently in the same way. No exception
+# says so.
+#
+# So in every all-reduce all ranks add in the same order (one-shot, two-shot: by rank), or one rank adds and the others copy
+# (ring, tree), or partners add the same two numbers (recursive doubling). A ring also adds each *part* in an order of its
+# own: the same on all ranks, but a number's bits depend on where it stands in the vector.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -544,7 +547,7 @@ widgets.table(rows, ["ranks", "vector", "ring", "tree", "hierarchical", "best"])
 
 # %% name="measure-share"
 rows = []
-for tokens in (1, 64, 512):
+for tokens in (1, 16, 64):  # so few that reading weights takes longer than computing
     for name in ("ring", "one-shot", "two-shot"):
         size = collectives.all_reduce_message(tokens, 8192)
         adding = 160 * closed(name, size, 8, H100).seconds
@@ -591,6 +594,8 @@ head = [
 widgets.table(rows, head)
 
 # %% [markdown] name="measure-compress-text"
+# For a token it is the launches, for a prompt the bytes. By formula only: the engine's ranks are on CPUs, where neither counts.
+#
 # ### Fewer bytes: compression
 #
 # Codes of 4 bits with a float32 scale for each 32 numbers are 5 bits a number. On a vector of 16 bits that is 3.2 times
