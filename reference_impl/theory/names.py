@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 from reference_impl.theory.hardware import DEVICES, Device
 from reference_impl.theory.links import LINKS, Link
 from reference_impl.theory.mixtures import known_models
 from reference_impl.theory.model_shapes import MODELS, ModelShape
 
+# Later models whose config.json has the same sizes as one of the table, with a context of 131,072 tokens.
+_SAME_SIZES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
+_LONGER = 131072
+
 
 def find_model(name: str) -> ModelShape:
-    """A model of the table, in any case of letters. ValueError with the nearest names."""
-    return MODELS[_nearest("model", name, known_models())]
+    """A model of the table, or one with the same sizes, in any case of letters. ValueError with the nearest names."""
+    found = _nearest("model", name, _all_models())
+    if found in _SAME_SIZES:
+        return replace(MODELS[_SAME_SIZES[found]], name=found, max_context=_LONGER)
+    return MODELS[found]
 
 
 def find_device(name: str) -> Device:
@@ -41,7 +49,11 @@ def _nearest(what: str, name: str, known: list[str]) -> str:
 
 def nearest_models(name: str) -> list[str]:
     """Names of the table that are most like one, at most two."""
-    return _close(name, known_models())
+    return _close(name, _all_models())
+
+
+def _all_models() -> list[str]:
+    return sorted([*known_models(), *_SAME_SIZES])
 
 
 def _close(name: str, known: list[str]) -> list[str]:

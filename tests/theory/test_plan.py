@@ -371,3 +371,14 @@ def test_names_are_found_in_any_case_and_by_their_beginning() -> None:
     assert find_device("a100").name == "A100-80GB"
     assert find_model("Llama-3-8B").name == "llama-3-8b"
     assert find_link("aws efa 400g").name == "AWS EFA 400G"
+
+
+def test_later_llamas_have_the_sizes_of_llama_3_and_a_longer_context() -> None:
+    for name, same in (("llama-3.1-8b", "llama-3-8b"), ("Llama-3.3-70B", "llama-3-70b")):
+        assert replace(find_model(name), name=same, max_context=8192) == model(same)
+        assert find_model(name).max_context == 131072
+    longer = {"prompt_tokens": 20_000, "output_tokens": 500}
+    assert plan("llama-3-70b", "h100", 8, **longer).notes == (
+        "llama-3-70b has a context of 8,192 tokens; asked are 20,500",
+    )
+    assert plan("llama-3.1-70b", "h100", 8, **longer).notes == ()
