@@ -2,8 +2,10 @@
 # # 12d · Experts and long prompts
 #
 # About 45 minutes. You need `c_stages`, and chapter 05's idea of a softmax in pieces. Two more things can be divided among
-# ranks: the experts of a mixture (sections 3 to 5), and the tokens of one long prompt (the second half of section 5). What is
-# marked *(more)* can be left out. Chapters 10 and 11 will have a notebook for what is a page here.
+# ranks: the experts of a mixture (sections 3 to 5), and the tokens of one long prompt (the second half of section 5). Chapters
+# 10 and 11 will have a notebook for what is a page here.
+#
+# **Required:** sections 1 to 5 without what is marked *(more)*, E10.6 in section 7, and the card. The rest may wait.
 
 # %% name="setup"
 import inspect
@@ -337,7 +339,7 @@ show(fig, f"Busiest of 32 GPUs over the mean, from no skew to s = 1: {said}.")
 # device; here it would make a user's answer depend on its neighbours in the batch.
 
 # %% [markdown] name="measure-dispatch-text"
-# ### Dispatch for latency and for throughput
+# ### Dispatch for latency and for throughput *(more)*
 #
 # 32 GPUs in 4 nodes. Between nodes each GPU has a NIC of 50 GB/s, inside NVLink. A token's 8 experts lie on several GPUs of
 # the same remote node. **Direct**: a copy to every GPU that is wanted, at once, nothing agreed on before (buffers have room
@@ -380,7 +382,7 @@ widgets.table(rows, ["tokens per GPU", "direct", "by node"])
 # CUDA graph. Prompts have thousands of tokens per GPU, where bytes count.
 
 # %% [markdown] name="overlap-text"
-# ### Two batches at once
+# ### Two batches at once *(more)*
 #
 # While rows travel, the GPU of that batch waits. **Two-batch overlap**: cut the batch in two, and let one compute while the
 # other's rows are on their way. *The course's engine does not do it*; here is the timeline that a cost formula gives, for a layer
