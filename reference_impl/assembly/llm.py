@@ -325,13 +325,13 @@ class LLM(core_llm.LLM, ChatEncoder):
             raise
         return generation
 
-    def step(self) -> StepResult:
-        """Runs one step of the engine. Each token goes to its request, also if another caller streams that one.
+    def step(self, submit: bool = True) -> StepResult:
+        """Runs one step of the engine, see `core.llm`. Each token goes to its request, also if another caller streams that one.
 
         Ctrl-C waits for its end: after an interrupted step neither the engine nor the other requests could go on.
         """
         with _uninterrupted():
-            return super().step()
+            return super().step(submit)
 
     def leave(self, generation: core_llm.Generation) -> None:
         """Drops a request with its other samples; those not finished are aborted and their blocks are freed now."""

@@ -42,7 +42,7 @@ def update_weights(llm: LLM, folder: Path) -> None:
     assert isinstance(engine, Engine)
     executor, scheduler, kv = _checked(engine, folder)
     while engine.in_flight:
-        llm.deliver(engine.collect())
+        llm.step(submit=False)
     executor.load_weights(folder)
     try:
         executor.use_weights()

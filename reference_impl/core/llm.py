@@ -98,12 +98,10 @@ class LLM(PromptEncoder):
         self._live[request.id] = generation = Generation(self, request)
         return generation
 
-    def step(self) -> StepResult:
-        """Runs one step of the engine. Each token goes to its request, also if another caller streams that one."""
-        return self.deliver(self.engine.step())
-
-    def deliver(self, result: StepResult) -> StepResult:
-        """Gives the tokens of a step to the requests whose text is growing."""
+    def step(self, submit: bool = True) -> StepResult:
+        """Runs one step of the engine, or, without submit, `Engine.collect`. Each token goes to its request, also if
+        another caller streams that one."""
+        result = self.engine.step() if submit else self.engine.collect()
         for request_id, tokens in result.tokens.items():
             if request_id in self._live:
                 self._live[request_id].push(tokens)

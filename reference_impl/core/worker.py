@@ -95,17 +95,13 @@ class Worker:
         for move_pages in self.hooks["move_pages"]:
             move_pages(step)
         run = self.run_kind(self, step, lay_out(step.rows, self.slots), now, self.model, self.sampler)
-        run.parts = self.parts_of(run)
+        slots, asks_all = run.batch.slots, run.batch.drafts or step.takes_masks
+        needed = [f for f in self.hooks.features if asks_all or f.every_step or not f.slots.isdisjoint(slots)]
+        run.parts = [part for feature in needed if (part := feature.part(run)) is not None]
         if step.rows and not any(part.starts_later for part in run.parts):
             run.start()
         run.end()
         return run
-
-    def parts_of(self, run: StepRun) -> list[StepPart]:
-        """The parts of the features that this step needs."""
-        slots, asks_all = run.batch.slots, run.batch.drafts or run.step.takes_masks
-        needed = [f for f in self.hooks.features if asks_all or f.every_step or not f.slots.isdisjoint(slots)]
-        return [part for feature in needed if (part := feature.part(run)) is not None]
 
     def collect(self, run: StepRun) -> Reply:
         """Waits for the step and gives its reply. RuntimeError if it still waits for masks."""

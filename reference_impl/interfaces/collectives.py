@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +70,14 @@ class Messages(Protocol):
     def go_on(self) -> None:
         """Counts this rank as at work, for the deadline that the planner keeps."""
         ...
+
+
+class RankTime(NamedTuple):
+    """When a rank did a step, in seconds on the engine's clock, and for how many of them it waited for other ranks."""
+
+    started_at: float
+    finished_at: float
+    waited: float
 
 
 class CollectiveError(RuntimeError):

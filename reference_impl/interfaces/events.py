@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
 from reference_impl.interfaces.plan import Row
-from reference_impl.interfaces.step import RankTime
+
+if TYPE_CHECKING:
+    from reference_impl.interfaces.collectives import RankTime
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reference_impl.interfaces.blocks import TransferEnd, Transfers
 from reference_impl.interfaces.request import TokenLogprobs
-from reference_impl.interfaces.step import RankTime
+
+if TYPE_CHECKING:
+    from reference_impl.interfaces.collectives import RankTime
 
 
 class Row(NamedTuple):

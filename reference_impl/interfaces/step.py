@@ -5,10 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reference_impl.interfaces.blocks import BlockId, TransferEnd, Transfers
 from reference_impl.interfaces.request import Pooling, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from reference_impl.interfaces.collectives import RankTime
 
 
 class Opened(NamedTuple):
@@ -99,14 +102,6 @@ class Masks:
     # For each row a mask (see `Grammar.allowed`); for one with drafts also one behind each draft, one after another.
     # None: anything may be sampled.
     rows: tuple[bytes | None, ...]
-
-
-class RankTime(NamedTuple):
-    """When a rank did a step, in seconds on the engine's clock, and for how many of them it waited for other ranks."""
-
-    started_at: float
-    finished_at: float
-    waited: float
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def test_the_text_is_what_the_definition_says(name: str, asks: bool, random_mode
 def test_a_step_without_them_is_the_cores_own_run(random_model) -> None:
     engine = Engine(random_model("float64"), EngineConfig(num_blocks=40))
     executor: Any = engine.executor
-    parts, parts_of = [], executor.parts_of
-    executor.parts_of = lambda run: parts.append(found := parts_of(run)) or found  # type: ignore[func-returns-value]
+    parts, submit = [], executor.submit
+    executor.submit = lambda step: parts.append((run := submit(step)).parts) or run  # type: ignore[func-returns-value]
     serve(engine, SamplingParams(max_tokens=3, temperature=0, seed=1))
     assert not any(parts)
     serve(engine, CASES["bias"])

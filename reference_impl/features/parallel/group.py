@@ -27,8 +27,7 @@ from reference_impl.features.process.nursery import Nursery
 from reference_impl.features.process.nursery import supported as nursery_supported
 from reference_impl.features.process.worker import WorkerError, WorkerProcess
 from reference_impl.interfaces import Executor, Masks, Reply, Step, TakesMasks, UpdatesWeights
-from reference_impl.interfaces.collectives import CollectiveError
-from reference_impl.interfaces.step import RankTime
+from reference_impl.interfaces.collectives import CollectiveError, RankTime
 
 Make = Callable[[], tuple[Executor, Facts]]
 
