@@ -93,7 +93,9 @@ class Worker:
             while self._obey():
                 if self.llm.engine.has_work():
                     self._step()
-        except Exception as error:
+        except BaseException as error:  # a panic of the tokenizers library is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             logger.exception("a step has failed")
             self._failed = True
             self._report(("failed", f"{type(error).__name__}: {error}"))
@@ -140,7 +142,9 @@ class Worker:
                     self._samples[sample.request.id] = _Sample(sample, first, number, p * sampling.n + s)
         except ValueError as error:
             return str(error)
-        except Exception as error:  # of this request alone, as a tokenizer that cannot say its prompt's last characters
+        except BaseException as error:  # of this request alone, as a tokenizer that cannot say its prompt's last words
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             logger.exception("request %s cannot be started", request_id)
             return f"the request cannot be started: {type(error).__name__}: {error}"
         return None

@@ -79,6 +79,24 @@ def test_an_answer_whose_text_fails_is_an_error_and_its_neighbours_are_served(se
     until(server.is_idle, "nothing runs")
 
 
+class Panic(BaseException):
+    """As one of the tokenizers library, which Python's `except Exception` does not catch."""
+
+
+def test_what_is_no_exception_is_an_error_too_and_is_not_waited_for(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    asked: dict[str, Any] = {"model": "course", "max_tokens": 6, "temperature": 0}
+    tokens = server.llm.encode(client.completions.create(prompt=PROMPT, **asked).choices[0].text)
+    monkeypatch.setattr(Picky, "error", Panic)
+    monkeypatch.setattr(server.llm, "tokenizer", Picky(server.llm.tokenizer, tokens[3]))
+    with pytest.raises(openai.APIError, match="the request cannot be started: Panic"):
+        client.completions.create(prompt=tokens[3:4], **asked)
+    assert client.completions.create(prompt="The for", **asked).choices[0].text
+    with pytest.raises(openai.InternalServerError, match="no such token"):
+        client.completions.create(prompt=PROMPT, **asked)
+
+
 def test_an_answer_that_cannot_be_written_is_an_error(server, until, monkeypatch: pytest.MonkeyPatch) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     asked: dict[str, Any] = {"model": "course", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
