@@ -326,7 +326,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         return generation
 
     def step(self, submit: bool = True) -> StepResult:
-        """Runs one step of the engine, see `core.llm`. Each token goes to its request, also if another caller streams that one.
+        """Runs one step of the engine: see `core.llm`.
 
         Ctrl-C waits for its end: after an interrupted step neither the engine nor the other requests could go on.
         """
