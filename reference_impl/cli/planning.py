@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -83,8 +84,13 @@ def plan_layouts(
             reserve=reserve_gb * 1e9, weight_bytes=None if weights_gb is None else weights_gb * 1e9,
             all_reduce_seconds=None if all_reduce_us is None else all_reduce_us * 1e-6,
         )  # fmt: skip
-    given = model if Path(model).is_dir() or model in _COURSE else "MODEL"
-    typer.echo(json.dumps(_plain(found, given), indent=2) if as_json else "\n".join(_lines(found, given, show)))
+    is_stored = Path(model).is_dir() or model in _COURSE
+    given = model if is_stored else "MODEL"
+    is_rounded = not is_stored or (weight_bits or stored) != stored
+    if as_json:
+        typer.echo(json.dumps(_plain(found, given, is_rounded), indent=2))
+    else:
+        typer.echo("\n".join(_lines(found, given, is_rounded, show)))
 
 
 def _model(name: str) -> tuple[ModelShape, Mixture | None, float]:
@@ -143,25 +149,32 @@ def _stored_bits(config: dict[str, Any]) -> float:
 # ---------------------------------------------------------------- flags
 
 
-def server_flags(found: Plan, choice: Choice, model: str) -> str:
-    """The command of this project's server, or why there is none."""
+def server_flags(found: Plan, choice: Choice, model: str, is_rounded: bool = False) -> str:
+    """The command of this project's server, or why there is none. is_rounded: the weights are not stored in the plan's
+    bits yet."""
     s = found.setting
     if s.shape.kv_lora_rank or s.shape.attention_layers is not None or s.shape.name in ("falcon-7b", "palm-540b"):
         return f"inferlab serve: no command, the engine does not load models like {s.shape.name}"
     if choice.ep > choice.tp:
         return "inferlab serve: no command, it divides experts inside a replica only"
+    if too_long := _too_long(found):
+        return f"inferlab serve: no command, {too_long}"
+    formats: dict[float, list[str]] = {4: ["int4"], 8: ["fp8"], 16: []}
+    kv_bits = 8 * s.kv_bytes
+    if (is_rounded and s.weight_bits not in formats) or kv_bits not in formats:
+        kind = f"a cache of {kv_bits:g}" if kv_bits not in formats else f"weights of {s.weight_bits:g}"
+        return f"inferlab serve: no command, for {kind} bits it has no option; 4, 8 and 16 have one"
     words = [f"--{name} {size}" for name, size in (("tp", choice.tp), ("pp", choice.pp), ("dp", choice.dp)) if size > 1]
     words += ["--enable-expert-parallel"] if choice.ep > 1 else []
-    words += [f"--quantization {'fp8' if s.weight_bits == 8 else 'int4'}"] if model == "MODEL" and s.weight_bits in (
-        4, 8) else []  # fmt: skip
-    words += [f"--kv-dtype {'fp8' if s.kv_bytes == 1 else 'int4'}"] if s.kv_bytes in (0.5, 1) else []
-    command = " ".join(["inferlab serve", model, *words, f"--max-num-seqs {max(1, choice.batch // choice.dp)}"])
+    words += [f"--quantization {name}" for name in formats.get(s.weight_bits, []) if is_rounded]
+    words += [f"--kv-dtype {name}" for name in formats[kv_bits]]
+    command = " ".join(["inferlab serve", model, *words, f"--max-num-seqs {_each(choice)}"])
     return f"{command}  # divided, it computes on CPUs" if choice.tp * choice.pp > 1 else command
 
 
-def vllm_flags(found: Plan, choice: Choice, model: str) -> str:
-    """The command of vLLM's server, or why there is none."""
-    s, tp = found.setting, choice.tp
+def vllm_flags(found: Plan, choice: Choice, model: str, is_rounded: bool = False) -> str:
+    """The command of vLLM's server, or why there is none. is_rounded: see `server_flags`."""
+    s, tp, kv_bits = found.setting, choice.tp, 8 * found.setting.kv_bytes
     if s.shape.name == "palm-540b":
         return "vllm serve: no command, the weights are not published"
     wrong = [
@@ -175,25 +188,46 @@ def vllm_flags(found: Plan, choice: Choice, model: str) -> str:
     ]
     if wrong:
         return f"vllm serve: no command, {tp} ranks do not divide {', '.join(wrong)} evenly"
+    if too_long := _too_long(found):
+        return f"vllm serve: no command, {too_long}"
+    if kv_bits not in (8, 16):
+        return f"vllm serve: no command is known here for a cache of {kv_bits:g} bits, but for 8 and 16"
     # With replicas vLLM divides experts among the ranks of all of them.
     shared = s.mixture is None or choice.ep == tp * choice.dp
-    sizes = [("tensor", tp), ("pipeline", choice.pp), ("data", choice.dp if shared else 1)]
-    words = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
+    sizes = {"tensor": tp, "pipeline": choice.pp, "data": choice.dp if shared else 1}
+    words = [f"--{name}-parallel-size {size}" for name, size in sizes.items() if size > 1]
     words += ["--enable-expert-parallel"] if choice.ep > 1 else []
-    words += ["--quantization fp8"] if model == "MODEL" and s.weight_bits == 8 else []
-    words += ["--kv-cache-dtype fp8"] if s.kv_bytes == 1 else []
-    words += [f"--max-model-len {found.prompt_tokens + found.output_tokens}"]
-    words += [f"--max-num-seqs {max(1, choice.batch // choice.dp)}"]
+    words += ["--quantization fp8"] if is_rounded and s.weight_bits == 8 else []
+    words += ["--kv-cache-dtype fp8"] if kv_bits == 8 else []
+    words += [f"--max-model-len {found.prompt_tokens + found.output_tokens}", f"--max-num-seqs {_each(choice)}"]
     words += [f"--gpu-memory-utilization {s.utilization:g}"]
-    model = "MODEL" if model in _COURSE else model
-    each = "" if shared or choice.dp == 1 else f"  # one server for each of {choice.dp} replicas"
-    return " ".join(["vllm serve", model, *words]) + each
+    name, notes = "MODEL" if model in _COURSE else model, []
+    if is_rounded and s.weight_bits not in (8, 16):
+        notes.append(f"{name}: a checkpoint of {s.weight_bits:g} bits")
+    if not shared and choice.dp > 1:
+        notes.append(f"one server for each of {choice.dp} replicas")
+    if (ranks := math.prod(sizes.values())) > s.where.per_node:
+        notes.append(f"{ranks} GPUs on {-(-ranks // s.where.per_node)} nodes: these have to be joined first")
+    return " ".join(["vllm serve", name, *words]) + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+def _each(choice: Choice) -> int:
+    """Requests at once of the replica that has most."""
+    return max(1, -(-choice.batch // choice.dp))
+
+
+def _too_long(found: Plan) -> str:
+    """Says so where a request is longer than the model's context: servers refuse it."""
+    longest, context = found.prompt_tokens + found.output_tokens, found.setting.shape.max_context
+    if context is None or longest <= context:
+        return ""
+    return f"a request has {longest:,} tokens and the model a context of {context:,}"
 
 
 # ---------------------------------------------------------------- what is printed
 
 
-def _plain(found: Plan, model: str) -> dict[str, Any]:
+def _plain(found: Plan, model: str, is_rounded: bool) -> dict[str, Any]:
     """All of a plan, for programs. Times in seconds, sizes in bytes."""
     s = found.setting
     return {
@@ -205,14 +239,17 @@ def _plain(found: Plan, model: str) -> dict[str, Any]:
         "one_shot_meets_ring_at": None if found.break_even == float("inf") else found.break_even,
         "layouts": [
             {"name": each.name} | asdict(each)
-            | {"server": server_flags(found, each, model), "vllm": vllm_flags(found, each, model)}
+            | {
+                "server": server_flags(found, each, model, is_rounded),
+                "vllm": vllm_flags(found, each, model, is_rounded),
+            }
             for each in found.layouts
         ],
         "rejected": [asdict(each) for each in found.rejected],
     }  # fmt: skip
 
 
-def _lines(found: Plan, model: str, show: int) -> list[str]:
+def _lines(found: Plan, model: str, is_rounded: bool, show: int) -> list[str]:
     from reference_impl.theory.kv_cache import weight_bytes
     from reference_impl.theory.units import format_bytes
 
@@ -246,7 +283,7 @@ def _lines(found: Plan, model: str, show: int) -> list[str]:
         floor = "" if each.floor is None else f" (its floor would be {each.floor * 1e3:.1f} ms)"
         lines.append(f"does not fit: {each.name}: {each.why}{floor}")
     lines += [""] if found.rejected else []
-    return [*lines, server_flags(found, best, model), vllm_flags(found, best, model)]
+    return [*lines, server_flags(found, best, model, is_rounded), vllm_flags(found, best, model, is_rounded)]
 
 
 def _table(layouts: tuple[Choice, ...]) -> list[str]:

@@ -211,7 +211,7 @@ def _nothing(s: Setting, asked: Load, fixed: dict[str, int | None], rejected: li
             f"no layout gives {asked.rate:g} requests/s: {name}, the best, gives {could:.3g}. Nearest that works: "
             f"{s.num_devices * math.ceil(asked.rate / could)} GPUs"
         )
-    more = (n for n in (*range(65), 72, 96, 128, 144, 256, 512, 1024) if n > s.num_devices)
+    more = (n for n in (*range(65), *range(72, 1025, 8)) if n > s.num_devices and n >= _least(s, asked))
     enough = next((n for n in more if any(_roomy(replace(s, num_devices=n), asked))), None)
     works = [] if enough is None else [f"{enough} GPUs"]
     lighter = [bits for bits in (8, 4) if bits < s.weight_bits and s.weight_bytes is None]
@@ -243,6 +243,13 @@ def _no_such(s: Setting, given: dict[str, int]) -> str:
     asked, works = (" ".join(f"{name}={size}" for name, size in each.items()) for each in (given, nearest))
     rule = ", and ep 1, tp, or tp x dp where pp=1" if "ep" in given else ""
     return f"{asked}: tp x pp x dp has to be {n}, the number of GPUs{rule}; nearest that works: {works}"
+
+
+def _least(s: Setting, asked: Load) -> float:
+    """So many GPUs have at least the memory, however it is divided."""
+    whole = Layout(replace(s, num_devices=1), 1, 1, 1, 1)
+    cache = (asked.batch or 1) * asked.context * whole.parts[0].kv_values * s.kv_bytes
+    return (whole.weights[0] + cache) / s.usable
 
 
 def _most(s: Setting, asked: Load) -> int:

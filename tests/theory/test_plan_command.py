@@ -84,12 +84,36 @@ def test_flags_are_those_of_both_servers(capsys: pytest.CaptureFixture[str]) -> 
     assert theirs == (
         "vllm serve MODEL --tensor-parallel-size 4 --pipeline-parallel-size 2 --data-parallel-size 2 "
         "--kv-cache-dtype fp8 --max-model-len 1280 --max-num-seqs 5 --gpu-memory-utilization 0.9"
+        "  # 16 GPUs on 2 nodes: these have to be joined first"
     )
     ours, theirs = flags(capsys, *of(6, "--tp", "6"))
     assert ours.startswith("inferlab serve MODEL --tp 6 ")
     assert (
         theirs == "vllm serve: no command, 6 ranks do not divide 64 query heads, 8 KV heads, 28672 MLP columns evenly"
     )
+
+
+def test_flags_leave_room_for_the_replica_that_has_one_request_more(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in flags(capsys, *of(2, "--dp", "2", "--batch", "101", model="llama-3-8b")):
+        assert "--max-num-seqs 51" in command
+
+
+def test_where_a_server_cannot_have_what_was_planned_no_command_claims_it(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = flags(capsys, *of(8, "--prompt", "10000"))
+    for command in (ours, theirs):
+        assert command.endswith(" no command, a request has 10,256 tokens and the model a context of 8,192")
+    ours, theirs = flags(capsys, *of(4, "--kv-bits", "4", "--weight-bits", "4"))
+    assert "--quantization int4 --kv-dtype int4" in ours
+    assert theirs == "vllm serve: no command is known here for a cache of 4 bits, but for 8 and 16"
+    ours, theirs = flags(capsys, *of(4, "--weight-bits", "4"))
+    assert theirs.endswith("  # MODEL: a checkpoint of 4 bits")
+    assert "for weights of 6 bits it has no option" in flags(capsys, *of(4, "--weight-bits", "6"))[0]
+    assert "for a cache of 12 bits it has no option" in flags(capsys, *of(4, "--kv-bits", "12"))[0]
+
+
+def test_bits_other_than_a_stored_models_are_asked_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--quantization int4" in flags(capsys, *of(1, "--weight-bits", "4", model="target", gpu="t4"))[0]
+    assert "--quantization" not in flags(capsys, *of(1, "--weight-bits", "16", model="target", gpu="t4"))[0]
 
 
 def test_flags_of_experts_say_where_they_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +171,8 @@ def test_a_course_model_has_a_plan_too(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "status", "message"),
     [
         (of(1), 1, "69.1 GB missing. Nearest that works: 2 GPUs, or weights of 8 bits"),
+        # By hand: 16,600 requests' 1,279 tokens of 327,680 bytes and the weights are 7.10 TB: 99 GPUs of 72 GB or more.
+        (of(97, "--batch", "16600"), 1, "Nearest that works: 112 GPUs"),
         (of(8, model="llama-4"), 1, "there is no model 'llama-4'; nearest: "),
         (of(8, gpu="h300"), 1, "there is no GPU 'h300'; nearest: "),
         (of(8, model="meta-llama/Llama-3-70B"), 2, "a model of the hub is not fetched for a plan; give a folder with"),
