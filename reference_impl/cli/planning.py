@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -168,7 +169,7 @@ def server_flags(found: Plan, choice: Choice, model: str, is_rounded: bool = Fal
     words += ["--enable-expert-parallel"] if choice.ep > 1 else []
     words += [f"--quantization {name}" for name in formats.get(s.weight_bits, []) if is_rounded]
     words += [f"--kv-dtype {name}" for name in formats[kv_bits]]
-    command = " ".join(["inferlab serve", model, *words, f"--max-num-seqs {_each(choice)}"])
+    command = " ".join(["inferlab serve", shlex.quote(model), *words, f"--max-num-seqs {_each(choice)}"])
     return f"{command}  # divided, it computes on CPUs" if choice.tp * choice.pp > 1 else command
 
 
@@ -208,7 +209,7 @@ def vllm_flags(found: Plan, choice: Choice, model: str, is_rounded: bool = False
         notes.append(f"one server for each of {choice.dp} replicas")
     if (ranks := math.prod(sizes.values())) > s.where.per_node:
         notes.append(f"{ranks} GPUs on {-(-ranks // s.where.per_node)} nodes: these have to be joined first")
-    return " ".join(["vllm serve", name, *words]) + (f"  # {'; '.join(notes)}" if notes else "")
+    return " ".join(["vllm serve", shlex.quote(name), *words]) + (f"  # {'; '.join(notes)}" if notes else "")
 
 
 def _each(choice: Choice) -> int:

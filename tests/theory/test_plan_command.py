@@ -144,6 +144,10 @@ def test_a_folder_is_read_with_its_bits(capsys: pytest.CaptureFixture[str], tmp_
     plain = as_json(capsys, *of(1, model=str(tmp_path)))
     assert plain["parameters"] == 8_030_261_248
     assert str(tmp_path) in plain["layouts"][0]["server"]
+    (spaced := tmp_path / "a folder").mkdir()
+    (spaced / "config.json").write_text(json.dumps(LLAMA_8B), "utf-8")
+    for command in flags(capsys, *of(1, model=str(spaced))):
+        assert f" serve '{spaced}' --" in command
     for stored, bits in (
         ({"quant_method": "awq", "bits": 4}, 4),
         ({"quant_method": "fp8"}, 8),
