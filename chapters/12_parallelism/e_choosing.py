@@ -22,7 +22,7 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREY, ORANGE, figure, show, tidy
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.cli.planning import vllm_flags
-from reference_impl.theory import collectives, experts, kv_cache, latency
+from reference_impl.theory import collectives, experts, kv_cache, latency, training
 from reference_impl.theory.hardware import device
 from reference_impl.theory.links import LINKS, Topology, link, topology
 from reference_impl.theory.mixtures import mixture_of
@@ -211,7 +211,7 @@ headers = ["link", "since", "spans", "GB/s one way", "µs", "160 of 1", "160 of 
 widgets.table(rows, headers)
 
 # %% [markdown] name="scratch-links-reading"
-# One token is latency: a NIC with a ninth of NVLink 4's bandwidth takes not nine but three times as long. Sixty-four tokens,
+# One token is latency: a NIC with a ninth of NVLink 4's bandwidth takes not nine but about three times as long. Sixty-four tokens,
 # and prompts even more, are bandwidth. Bandwidths are as specified; some of the µs are assumed (`LINKS` says which). Each GPU
 # has its link for itself, as in nodes with one NIC for each GPU.
 # <!-- printed: scratch-links -->
@@ -301,7 +301,7 @@ headers = ["layout", "to the other node", "one stream's token", "messages"]
 widgets.table(rows, [*headers, "TTFT of 2,048", "tokens/s of 32"])
 
 # %% [markdown] name="engine-nodes-reading"
-# **Some hundred times the bytes.** By this model TP 16 nevertheless has the shorter token: twice the GPUs read at once, and an
+# **More than two hundred times the bytes.** By this model TP 16 nevertheless has the shorter token: twice the GPUs read at once, and an
 # all-reduce between two nodes at a few µs costs less than that saves. So "never TP across nodes" is no law. It is a rule
 # for throughput, slow links, and collectives that are slower than their formula. Long prompts, over three links:
 
@@ -577,7 +577,10 @@ rows = []
 for name, stage in (("DDP", 0), ("ZeRO-1", 1), ("ZeRO-2", 2), ("ZeRO-3, FSDP", 3)):
     sizes = [sum(per_rank(shape.num_params, 64, stage)) for shape in (l8, l70)]
     parts = [format_bytes(b) for b in per_rank(l8.num_params, 64, stage)]
-    moved = (3 if stage == 3 else 2) * 63 / 64 * 2 * l8.num_params
+    assert tuple(per_rank(l8.num_params, 64, stage)) == training.state(
+        l8.num_params, 64, stage
+    )
+    moved = training.sent_bytes(l8.num_params, 64, stage)
     rows.append([name, *parts, *map(format_bytes, sizes), format_bytes(moved)])
 headers = ["64 ranks", "weights, 8B", "gradients", "optimizer", "all, 8B", "all, 70B"]
 widgets.table(rows, [*headers, "sent per step, 8B"])

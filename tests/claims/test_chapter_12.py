@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reference_impl.theory import collectives, kv_cache, latency, pipeline
+from reference_impl.theory import collectives, kv_cache, latency, pipeline, training
 from reference_impl.theory.hardware import device
 from reference_impl.theory.links import LINKS, link, transfer_seconds
 from reference_impl.theory.model_shapes import model
@@ -96,6 +96,20 @@ def test_e12_09_stages_of_inference_idle_for_too_few_batches_and_do_not_shorten_
     assert pipeline.idle_share(once) == pytest.approx(3 / 7)
     assert [pipeline.serving_idle_share([1.0] * 4, m) for m in (1, 2, 4, 8)] == pytest.approx([0.75, 0.5, 0, 0])
     assert all(pipeline.token_seconds([24 / p] * p, 1) == pytest.approx(24) for p in (1, 2, 4, 8))
+
+
+def test_e12_11_fsdp_divides_what_ddp_replicates() -> None:
+    """Claim: DP/FSDP replicates the model and shards optimizer states. That mixes DDP, ZeRO-1 and FSDP.
+
+    On 64 ranks an 8B keeps 16.1 GB of weights on each with DDP and ZeRO-1, 251 MB with FSDP; its optimizer 96.4 GB with
+    DDP, 1.5 with the others.
+    """
+    ddp, first, second, third = (training.state(model("llama-3-8b").num_params, 64, zero) for zero in range(4))
+    assert [s.weights / GB for s in (ddp, first, second)] == pytest.approx([16.1] * 3, abs=0.05)
+    assert third.weights / MB == pytest.approx(251, abs=0.5)
+    assert ddp.optimizer / GB == pytest.approx(96.4, abs=0.05)
+    assert [s.optimizer / GB for s in (first, second, third)] == pytest.approx([1.5] * 3, abs=0.05)
+    assert (first.gradients, second.gradients) == (ddp.gradients, third.gradients)
 
 
 def test_e12_12_one_shot_wins_below_about_two_megabytes_and_the_ring_above() -> None:
