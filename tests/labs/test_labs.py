@@ -25,6 +25,8 @@ MAY_CHANGE_OR_GET_NUMBERS = {  # by function, why no check calls it through `unc
     "paged_attention": "`attended` compares what is given, and check_unused asks for it",
     "more_blocks": "numbers", "expected_tokens": "numbers", "root_key": "texts",
     "online_softmax": "an iterator", "tiled_attention": "memory of the examiner, and numbers",
+    **dict.fromkeys(("all_reduce", "one_shot", "row_parallel", "mlp", "embed", "argmax", "dispatch", "combine",
+                     "ring_attention"), "on each rank, `on_ranks` calls it through `unchanging`, by its name"),
 }  # fmt: skip
 
 

@@ -1,0 +1,13 @@
+# fault: an output counts for each expert that its rank has.
+# fails: check_combine
+
+# %% nbgrader={"grade_id": "combine"}
+def combine(group, outputs, ranks):
+    """For each of this rank's tokens the sum of what its experts' ranks made of it, [tokens, hidden]."""
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    found = group.exchange({rank: outputs[rank] for rank in others}, others)
+    total = torch.zeros(len(ranks), outputs[0].shape[1], dtype=outputs[0].dtype)
+    for rank in range(group.size):
+        sent, count = (ranks == rank).any(1), (ranks == rank).sum(1)
+        total[sent] += found.get(rank, outputs[rank]) * count[sent][:, None]
+    return total

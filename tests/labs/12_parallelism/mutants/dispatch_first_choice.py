@@ -1,0 +1,10 @@
+# fault: only the first choice counts.
+# fails: check_dispatch
+
+# %% nbgrader={"grade_id": "dispatch"}
+def dispatch(group, x, ranks):
+    """By rank: its tokens that chose an expert of this rank, in its order."""
+    parts = [x[ranks[:, 0] == rank] for rank in range(group.size)]
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    found = group.exchange({rank: parts[rank] for rank in others}, others)
+    return [found.get(rank, parts[rank]) for rank in range(group.size)]

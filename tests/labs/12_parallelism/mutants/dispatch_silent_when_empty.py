@@ -1,0 +1,10 @@
+# fault: where there is nothing to send nothing is sent.
+# fails: check_dispatch
+
+# %% nbgrader={"grade_id": "dispatch"}
+def dispatch(group, x, ranks):
+    """By rank: its tokens that chose an expert of this rank, in its order."""
+    parts = [x[(ranks == rank).any(1)] for rank in range(group.size)]
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    found = group.exchange({rank: parts[rank] for rank in others if len(parts[rank])}, others)
+    return [found.get(rank, parts[rank]) for rank in range(group.size)]

@@ -1,0 +1,11 @@
+# fault: a token goes once for each expert.
+# trap: twice
+# fails: check_dispatch
+
+# %% nbgrader={"grade_id": "dispatch"}
+def dispatch(group, x, ranks):
+    """By rank: its tokens that chose an expert of this rank, in its order."""
+    parts = [x[(ranks == rank).nonzero()[:, 0]] for rank in range(group.size)]
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    found = group.exchange({rank: parts[rank] for rank in others}, others)
+    return [found.get(rank, parts[rank]) for rank in range(group.size)]

@@ -1,0 +1,10 @@
+# fault: ids below the start index from the table's end.
+# fails: check_embed
+
+# %% nbgrader={"grade_id": "embed"}
+def embed(group, ids, table, start):
+    """The rows of all ids, [n, hidden], from the tables of all ranks."""
+    mine = (ids >= start - len(table)) & (ids < start + len(table))
+    found = torch.zeros(len(ids), table.shape[1], dtype=table.dtype)
+    found[mine] = table[ids[mine] - start]
+    return group.all_reduce(found)

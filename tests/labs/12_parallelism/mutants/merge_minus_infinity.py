@@ -1,0 +1,10 @@
+# fault: -inf minus -inf is not looked at.
+# trap: minus infinity
+# fails: check_merge
+
+# %% nbgrader={"grade_id": "merge"}
+def merge(o1, lse1, o2, lse2):
+    """(o, lse) of attention to both sets of keys."""
+    lse = torch.logaddexp(lse1, lse2)
+    at = lse
+    return o1 * (lse1 - at).exp()[..., None] + o2 * (lse2 - at).exp()[..., None], lse

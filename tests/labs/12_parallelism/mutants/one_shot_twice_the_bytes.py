@@ -1,0 +1,12 @@
+# fault: half precision travels as float64.
+# fails: check_one_shot
+
+# %% nbgrader={"grade_id": "one_shot"}
+def one_shot(group, x):
+    """The sum of all ranks' x, on every rank, after one exchange."""
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    found = group.exchange(dict.fromkeys(others, x.double()), others)
+    total = torch.zeros_like(x)
+    for rank in range(group.size):
+        total = total + found.get(rank, x).to(x.dtype)
+    return total

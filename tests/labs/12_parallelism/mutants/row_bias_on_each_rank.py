@@ -1,0 +1,8 @@
+# fault: every rank adds the bias before the sum.
+# trap: bias
+# fails: check_layers, check_mlp
+
+# %% nbgrader={"grade_id": "row_parallel"}
+def row_parallel(group, x, w, b):
+    """x W^T + b, whole, from this rank's inputs and the others'."""
+    return group.all_reduce(x @ w.T + b)
