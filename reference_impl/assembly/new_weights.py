@@ -12,8 +12,9 @@ the model that is in use when it is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from reference_impl.assembly.engine import Engine
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.linear import Linear
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.features.compiled.decoder import CompiledDecoder
@@ -31,6 +33,8 @@ from reference_impl.interfaces import UpdatesWeights
 from reference_impl.models.checkpoints import is_gguf, read_config
 from reference_impl.models.identity import tensors_of
 from reference_impl.models.quantization.head import all_linears
+from reference_impl.models.quantization.layouts import Layout
+from reference_impl.models.quantization.stored import Stored
 
 if TYPE_CHECKING:
     from reference_impl.core.llm import LLM
@@ -92,6 +96,12 @@ def loaded(model: Decoder, folder: Path) -> Decoder:
     if isinstance(model, CompiledDecoder):
         raise ValueError("update_weights with attention='compiled': its code has packed weights. Make a new engine")
     new = model.load_again(folder)
+    for mine, other in zip_longest(map(_stored_as, all_linears(model)), map(_stored_as, all_linears(new))):
+        if mine != other:
+            raise ValueError(
+                f"{folder}: expected weights that are stored as those in use, or plain as they are, got others: "
+                f"{_named(other)} in place of {_named(mine)}. Make a new engine"
+            )
     for (name, old), (_, tensor) in zip(tensors_of(model), tensors_of(new), strict=True):
         if (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
             raise ValueError(
@@ -99,6 +109,18 @@ def loaded(model: Decoder, folder: Path) -> Decoder:
                 f"{list(tensor.shape)}, {tensor.dtype}"
             )
     return new
+
+
+def _stored_as(linear: Linear) -> tuple[type, Mapping[str, Layout] | None]:
+    """How a layer's weights are stored: codes of one shape may stand for other weights."""
+    return type(linear.method), linear.method.layouts if isinstance(linear.method, Stored) else None
+
+
+def _named(stored: tuple[type, Mapping[str, Layout] | None] | None) -> str:
+    if stored is None:
+        return "no layer"
+    kind, layouts = stored
+    return kind.__name__ if layouts is None else ", ".join(map(str, dict.fromkeys(layouts.values())))
 
 
 def take_weights(model: Decoder, new: Decoder) -> None:

@@ -23,6 +23,8 @@ from reference_impl.core.detokenizer import TextStream
 from reference_impl.features.transfer.folder import FolderStore
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
+from reference_impl.models.quantization.recipes import Recipe
 from tests.examples import examples
 from tests.executor.forked import forked_workers  # noqa: F401
 
@@ -186,6 +188,21 @@ def test_a_folder_of_another_model_is_refused_with_what_differs(tmp_path: Path) 
         with pytest.raises(ValueError, match=r"got another model's: norm_eps 0\.25 in place of"):
             llm.update_weights(path.parent)
         assert tokens(llm) == old
+
+
+def test_weights_that_are_stored_otherwise_are_refused_though_their_tensors_have_one_shape(tmp_path: Path) -> None:
+    """Round to nearest with 8 bits is one set of tensors, whether activations are rounded, too, or not."""
+    for method in ("int8", "w8a8"):
+        quantize_folder(Job(FOLDER, tmp_path / method, Recipe(scheme=method)))
+    with engine_of(tmp_path / "int8", dtype="float32") as llm:
+        old = tokens(llm)
+        for folder in (tmp_path / "w8a8", FOLDER):
+            with pytest.raises(ValueError, match="expected weights that are stored as those in use"):
+                llm.update_weights(folder)
+        llm.update_weights(tmp_path / "int8")
+        assert tokens(llm) == old
+    with engine_of(FOLDER) as llm, pytest.raises(ValueError, match="or plain as they are, got others"):
+        llm.update_weights(tmp_path / "w8a8")
 
 
 def test_what_keeps_old_keys_and_values_is_refused_by_name(other: Path, tmp_path: Path) -> None:
