@@ -288,6 +288,8 @@ def exists(name: str, own: Collection[str], foreign: Collection[str] = ()) -> bo
     parts = name.split(".")
     if parts[0] == "torch" or (parts[0] == "np" and "np" in own):
         return _resolves(name.replace("np.", "numpy.", 1))
+    if set(parts) <= set(own):  # first, since a name of the notebook's may be a module's, too
+        return True
     if len(parts) > 1 and (found := _of_our_module(parts)) is not None:
         return found
     return set(parts) <= engine_names() | set(own)
