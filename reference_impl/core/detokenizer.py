@@ -35,7 +35,12 @@ def text_of(tokenizer: Tokenizer, tokens: Sequence[int], skips_special: bool = F
             else:
                 found += run
         tokens = [token for token in found if token is not None]
-    return tokenizer.decode(tokens, skip_special_tokens=skips_special)
+    try:
+        return tokenizer.decode(tokens, skip_special_tokens=skips_special)
+    except BaseException as error:  # a panic of Rust is no Exception, and would end more than one request
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RuntimeError(f"the tokenizers library cannot decode tokens {list(tokens)}: {error}") from None
 
 
 class TextStream:

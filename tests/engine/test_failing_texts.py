@@ -57,6 +57,19 @@ def test_the_request_whose_text_fails_ends_with_an_error_and_the_others_go_on(ll
     assert_idle(llm)
 
 
+def test_a_panic_of_the_tokenizers_library_ends_one_request_though_it_is_no_exception(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})  # the class that pyo3 raises
+    monkeypatch.setattr(Picky, "error", panic)
+    before = break_a_token(llm, 5)
+    failed, good = llm.generate(PROMPTS, GREEDY)
+    assert (failed.finish_reason, failed.token_ids) == ("error", before[0].token_ids[:6])
+    assert "the tokenizers library cannot decode tokens" in (failed.error or "")
+    assert (good.text, good.finish_reason) == (before[1].text, "length")
+    assert_idle(llm)
+
+
 def test_also_where_the_request_ends_with_that_token(llm: LLM) -> None:
     before = break_a_token(llm, 5)
     failed, good = llm.generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0))
