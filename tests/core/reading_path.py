@@ -32,7 +32,7 @@ TWINS = "kernels/reference"
 
 # Of `tokenize`; comments, docstrings and layout aside: what one reads in two days. Lines would count how it is set out.
 MOST_TOKENS = 24_000
-MOST_LINES_OF_WORDS = 1_450
+MOST_LINES_OF_WORDS = 1_500  # with what a page store needs of a KV manager, which was in a file not counted here
 LONGEST_FUNCTION = 40
 ABOVE = ("features", "assembly", "models", "observe", "serving", "simulation", "bench", "cli")
 
