@@ -43,8 +43,8 @@ def _views() -> dict[str, Any]:
     from reference_impl.bench import under_load as loads
 
     alone = (
-        "attention_traffic", "fewer_bits", "kv_memory", "latency_budget", "occupancy", "roofline", "savings",
-        "speculation",
+        "attention_traffic", "expert_load", "fewer_bits", "kv_memory", "latency_budget", "layout_explorer", "occupancy",
+        "ring_stepper", "roofline", "savings", "speculation", "stages",
     )  # fmt: skip
     recorded: Any = loads.recorded()  # lines of the bench's own class, with the same fields
     normal = np.random.default_rng(0).standard_normal((256, 768))

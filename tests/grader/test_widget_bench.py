@@ -38,8 +38,8 @@ def test_every_control_goes_to_both_ends_and_back_and_the_first_round_does_not_c
 
 # With controls, and not measured yet: they show records that a chapter makes first.
 UNMEASURED = {
-    "accept_reject", "batching", "block_table", "chunk_size", "draft_tree", "quiz", "radix_tree", "schedule",
-    "token_origins",
+    "accept_reject", "batching", "block_table", "chunk_size", "draft_tree", "quiz", "radix_tree", "rank_timeline",
+    "schedule", "token_origins",
 }  # fmt: skip
 
 
