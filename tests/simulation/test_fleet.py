@@ -40,7 +40,8 @@ def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_memory(tmp_pat
         assert {"date", "commit", "cpu", "versions", "load_average_before"} <= set(run["stamp"])
     assert few["simulated"]["hit_rate"] < many["simulated"]["hit_rate"] - 0.02
     assert few["simulated"]["percentiles_50_90_99"]["ttft"][2] > many["simulated"]["percentiles_50_90_99"]["ttft"][2]
-    assert 30 << 20 < few["peak_memory_bytes"] < 1 << 30
+    # No upper bound: Linux counts for a new process what its parent had when it was forked.
+    assert few["peak_memory_bytes"] > 30 << 20
 
 
 def test_a_simulation_needs_no_torch() -> None:
