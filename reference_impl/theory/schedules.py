@@ -156,8 +156,8 @@ def direct_all_to_all(num_bytes: int, n: int, per_node: int = 0) -> Iterator[Ste
 
 
 def _exchange(groups: Integers, sizes: Integers, of_source: bool = False) -> Step:
-    """In each row of groups [groups, size] each rank sends to all others: sizes[place of the target] bytes, or of_source
-    those of the source."""
+    """In each row of groups [groups, size] each rank sends to all others: sizes[place of the target] bytes, or, with
+    of_source, those of the source."""
     size = groups.shape[1]
     source, target = (places[~np.eye(size, dtype=bool)] for places in np.indices((size, size)))
     sent = sizes[source if of_source else target]
