@@ -38,7 +38,6 @@ from reference_impl.serving.answers import ChatShape, CompletionShape, Shape
 from reference_impl.serving.chat import chat_arguments, parser_for
 from reference_impl.serving.connection import Answer, BodyLimit, is_addressed_to
 from reference_impl.serving.description import describe_for
-from reference_impl.serving.fleet import of_one_engine
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
 from reference_impl.serving.protocol import (
@@ -51,6 +50,7 @@ from reference_impl.serving.protocol import (
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, check_characters, refusal
 from reference_impl.serving.responses import as_a_whole, as_events, retry_header, unavailable
 from reference_impl.serving.runner import Overloaded, Restarting, Runner, Stream, Unavailable
+from reference_impl.serving.together import of_one_engine
 
 RETRY_SECONDS = 1
 # With API keys: the beginnings of the paths that need one.
