@@ -904,14 +904,14 @@ for num_sharers in (1, 2, 3):
     num_tokens = random_int(0, 3, draw) * block_size + random_int(1, block_size - 1, draw)
     grow = random_int(1, 3, draw)  # whole blocks in addition to the partial one
     for num_free in (grow + (num_sharers > 1) - 1, grow + (num_sharers > 1)):
-        check_room(num_sharers, num_tokens, grow * block_size, block_size, num_free, random_order(60, draw))
+        check_room(num_sharers, num_tokens, grow * block_size, block_size, num_free, random_order(60, draw, first=1))
 for num_new in (1, block_size - 1, 2 * block_size - 1):
     for num_free in (0, 1):
         check_room(2, block_size + 1, num_new, block_size, num_free, order, reserved=1)
 for num_reserved, ahead in ((1, False), (2, False), (0, True), (1, True)):
     num_tokens = random_int(0, 3, draw) * block_size + (0 if ahead else random_int(1, block_size - 1, draw))
     room = (num_tokens // block_size + 1 + num_reserved) * block_size - num_tokens
-    num_new, order = room + random_int(1, block_size, draw), random_order(60, draw)
+    num_new, order = room + random_int(1, block_size, draw), random_order(60, draw, first=1)
     for num_free in (0, 1, 2):  # two are needed, for the copy and to grow
         check_room(random_int(2, 3, draw), num_tokens, num_new, block_size, num_free, order, num_reserved, ahead)
 
@@ -1240,14 +1240,14 @@ from reference_impl.assembly.lab_parts import AttentionByTable, BlocksByTable, L
 class YourPool:
     """Your BlockPool as the engine sees it, with a second count that names the first error.
 
-    Block numbers are shuffled in between, so that nothing depends on the order in which you allocate them.
+    A block gets another number when it is allocated for the first time, so that nothing depends on the order in which
+    you allocate them: the first is 0, the others are shuffled.
     """
 
     def __init__(self, num_blocks):
         self.pool, ids = pool_of(num_blocks)
-        numbers = random_order(num_blocks, rng("numbers"))
-        self.outside = dict(zip(ids, numbers, strict=True))  # the engine's number of your block
-        self.inside = dict(zip(numbers, ids, strict=True))
+        self.ids, self.unnamed = set(ids), [*random_order(num_blocks, rng("numbers"), first=1), 0]
+        self.outside, self.inside = {}, {}  # the engine's number of your block, and back
         self.counts = [0] * num_blocks
         self.num_calls = 0
 
@@ -1266,8 +1266,12 @@ class YourPool:
         if n > self.counts.count(0):
             raise RuntimeError(f"{n} blocks were asked for, {self.counts.count(0)} are free")
         blocks = whole(self.pool.allocate(n), "BlockPool.allocate")
-        right = len(blocks) == n == len(set(blocks) & set(self.outside))
+        right = len(blocks) == n == len(set(blocks) & self.ids)
         assert right, f"BlockPool.allocate({n}): {n} different blocks of {len(self.counts)}, saw {blocks}"
+        for block in blocks:
+            if block not in self.outside:
+                self.outside[block] = self.unnamed.pop()
+                self.inside[self.outside[block]] = block
         blocks = [self.outside[block] for block in blocks]
         assert not any(self.counts[block] for block in blocks), (
             "BlockPool.allocate: a block that is held went to another"
@@ -1412,6 +1416,9 @@ draw = rng("check_engine")
 for block_size in (3, 8):
     prompts = [torch.randint(100, 4000, (random_int(5, 16, draw),), generator=draw).tolist() for _ in range(2)]
     check_served(prompts, [random_int(2, 3, draw), 1], 4, num_blocks=96 // block_size, block_size=block_size)
+for length, samples in ((2, 3), (14, 1)):  # most of the shared block is not the prompt's; one row alone
+    prompt = torch.randint(100, 4000, (length,), generator=draw).tolist()
+    check_served([prompt], [samples], 6, num_blocks=12, block_size=8)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_saving"}

@@ -7,7 +7,7 @@ import torch
 
 
 def attend_batch(q, k, v, k_cache, v_cache, lengths):
-    """One step of rows that hold lengths[r] tokens each: writes k and v into the caches, then attends.
+    """One step: writes k and v into the caches, then attends. Row r holds lengths[r] tokens.
 
     q [rows, num_new, num_heads, head_dim] -> like q; k, v [rows, num_new, num_kv_heads, head_dim];
     k_cache, v_cache [rows, max_len, num_kv_heads, head_dim], changed in place.

@@ -1,5 +1,5 @@
 # fault: changes the positions that it is given.
-# fails: check_slot_mapping
+# fails: check_engine, check_large_ids, check_slot_mapping
 
 # %% nbgrader={"grade_id": "slot_mapping"}
 def slot_mapping(block_table, positions, block_size):

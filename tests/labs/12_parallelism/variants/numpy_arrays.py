@@ -11,13 +11,13 @@ def shard(n, size, rank):
 def heads(num_heads, num_kv_heads, size, rank):
     table = np.arange(num_heads).reshape(num_kv_heads, -1)
     if size <= num_kv_heads:
-        own = np.array_split(np.arange(num_kv_heads), size)[rank]
+        own = np.arange(num_kv_heads)[slice(*shard(num_kv_heads, size, rank))]
         found = table[own].ravel()
         return np.array([found[0], found[-1] + 1, own[0], own[-1] + 1])
     if size % num_kv_heads or size > num_heads:
         return None
     kv, place = np.divmod(rank, size // num_kv_heads)
-    found = np.array_split(table[kv], size // num_kv_heads)[place]
+    found = table[kv][slice(*shard(len(table[kv]), size // num_kv_heads, place))]
     return found[0], found[-1] + 1, kv, kv + 1
 
 
