@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.features.cpu import operators
 from reference_impl.features.cpu.operators import rms_norm
 
 D = 96
@@ -46,10 +46,24 @@ def test_few_and_many_differ_by_rounding_only() -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(64, D), torch.randn(D)
     many = rms_norm(x, weight, 1e-5)
-    assert x.numel() > operators.FEW
     for row in range(0, 64, 8):
-        few = rms_norm(x[row : row + 3], weight, 1e-5)
-        torch.testing.assert_close(few, many[row : row + 3], rtol=1e-6, atol=1e-7)
+        for rows in (1, 3):
+            few = rms_norm(x[row : row + rows], weight, 1e-5)
+            torch.testing.assert_close(few, many[row : row + rows], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1e17, 1e30, 3e38])
+def test_numbers_whose_squares_are_beyond_float32_are_torch_s_in_one_row_in_few_and_in_many(
+    size: float, dtype: torch.dtype
+) -> None:
+    """Zeros, as F.rms_norm has them, where their sum is infinite: no row becomes NaN since others are there."""
+    torch.manual_seed(2)
+    x, weight = (torch.randn(64, D).sign() * size).to(dtype), torch.randn(D).to(dtype)
+    expected = F.rms_norm(x, (D,), weight, 1e-6)
+    assert expected.isfinite().all()
+    for rows in (1, 2, 5, 20, 64):
+        torch.testing.assert_close(rms_norm(x[:rows], weight, 1e-6), expected[:rows])
 
 
 def test_a_weight_of_float32_keeps_its_precision() -> None:
@@ -60,7 +74,7 @@ def test_a_weight_of_float32_keeps_its_precision() -> None:
 
 
 def test_what_comes_out_of_a_few_can_be_multiplied_and_viewed() -> None:
-    """It is a view with gaps; products, views by head and in-place operations have to take it."""
+    """Products, views by head and in-place operations have to take it."""
     x = torch.randn(3, D)
     y = rms_norm(x, None, 1e-6)
     assert torch.allclose(y @ torch.eye(D), y)

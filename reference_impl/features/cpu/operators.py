@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer
@@ -28,7 +27,7 @@ from reference_impl.kernels import reference
 
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
 _LARGE = 512, 1 << 18  # inputs, and values: below, seen with AVX2, one row takes up to 1.4 of the time of x @ W
-FEW = 2048  # values; above, a norm of twice as many costs more than the operators that are saved
+FEW = 2048  # values of a row; above, its arithmetic costs more than the operators that are saved
 
 
 class PackedLinear(WeightByRows):
@@ -111,21 +110,17 @@ class HeadCopy:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """`reference.rms_norm`, to rounding, in fewer operators. F.rms_norm is ten, and for few rows each costs more than
-    its arithmetic. A single row has one factor, a number: its length is one operator, and its product with the weights
-    another. For a few rows layer norm is one operator. It subtracts the mean, so it is given (x, -x), whose mean is 0:
-    then its variance is mean(x^2).
+    """`reference.rms_norm`, to rounding, in fewer operators for a single row. F.rms_norm is ten, and for one row each
+    costs more than its arithmetic. A single row has one factor, a number: its length is one operator, and its product
+    with the weights another. As in torch, a row whose sum of squares is beyond its dtype becomes zeros.
     """
-    if x.numel() > FEW or (weight is not None and weight.dtype is not x.dtype):
-        return reference.rms_norm(x, weight, eps)
     size = x.shape[-1]
-    if x.numel() == size and eps:  # else a row of zeros would be divided by
-        length: float = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).item()
-        factor = 1 / math.sqrt(length * length / size + eps)
-        return x * factor if weight is None else torch.addcmul(x.new_zeros(()), x, weight, value=factor)
-    shape = (2, size)
-    weights = None if weight is None else weight.expand(shape)
-    return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
+    # without eps a row of zeros would be divided by
+    if size > FEW or x.numel() != size or not eps or (weight is not None and weight.dtype is not x.dtype):
+        return reference.rms_norm(x, weight, eps)
+    length: float = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).item()
+    factor = 1 / math.sqrt(length * length / size + eps)
+    return x * factor if weight is None else torch.addcmul(x.new_zeros(()), x, weight, value=factor)
 
 
 def use_norm_of_few(model: Decoder) -> None:
