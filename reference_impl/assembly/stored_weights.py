@@ -97,13 +97,15 @@ def _layouts(raw: Any, path: Path) -> LayoutOf:
 
     def of_file(name: str) -> Layout | None:
         """The layout of a matrix in the files. Act-order "group" says nothing by itself: where later versions leave out
-        g_idx, groups are in order. A decoder alone may have names without `model.`, and so may its config, each for
-        itself."""
+        g_idx, groups are in order; so are GPTQ's without act-order. A decoder alone may have names without `model.`,
+        and so may its config, each for itself."""
         layout = layout_of(name)
         if alone and layout is not None:
             layout = layout_of(name.removeprefix("model."))
         if isinstance(layout, OfAnyGroups) and f"{name}.weight_g_idx" not in headers():
             return layout.base
+        if isinstance(layout, Gptq) and f"{name}.g_idx" not in headers():
+            return layout.without_g_idx()
         return layout
 
     # Some configs do not mention lm_head and mean that it is not quantized: so its tensors are looked at.

@@ -140,7 +140,7 @@ def _stored_bits(config: dict[str, Any]) -> float:
     first: Any = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None
     bits = stored.get("bits") or (weights.get("num_bits") if isinstance(weights, dict) else None)
-    if bits is None and "fp8" in str(stored.get("quant_method", "")):
+    if bits is None and "fp8" in str(stored.get("quant_method", "")).lower():
         bits = 8
     if not isinstance(bits, int | float) or not 1 <= bits <= 16:
         raise ValueError(f"weight_bits: expected them, since quantization_config of the model has none: {stored}")

@@ -34,11 +34,15 @@ def is_quantized(folder: Path) -> bool:
 
 
 def quantization_of(folder: Path) -> Any:
-    """What config.json says of quantized weights, not checked yet; None without such a field. ConfigError if the file
-    cannot be read."""
+    """What config.json says of quantized weights, not checked yet; None without such a field. quant_method is in lower
+    case and with compressed-tensors' hyphen, however the file writes it (so does vLLM). ConfigError if the file cannot
+    be read."""
     path = folder / "config.json"
     raw = read_object(path, ConfigError, MOST_BYTES) if path.is_file() else {}
-    return next((raw[name] for name in QUANTIZATION if raw.get(name)), None)
+    said = next((raw[name] for name in QUANTIZATION if raw.get(name)), None)
+    if isinstance(said, dict) and isinstance(method := said.get("quant_method"), str):
+        return said | {"quant_method": method.lower().replace("compressed_tensors", "compressed-tensors")}
+    return said
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ and errors that name a wrong or mixed-up form."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.stored_weights import layouts, paths_of
+from reference_impl.models.checkpoints import quantization_of
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.auto_awq import Awq
 from reference_impl.models.quantization.auto_gptq import Gptq
@@ -204,6 +206,52 @@ def test_logits_are_those_of_the_weights_that_codes_stand_for(raw: dict[str, Any
     assert stored == weights / 2 + groups * 2.5 + (g_idx if raw["quant_method"] == "gptq" else 0)
 
 
+def without_g_idx(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(".g_idx")}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [GPTQ, GPTQ | {"group_size": -1}, GPTQ | {"group_size": 24}, GPTQ | {"group_size": -1, "desc_act": True}],
+    ids=["groups", "one-group", "last-one-shorter", "one-group-in-act-order"],
+)
+def test_without_g_idx_the_group_of_input_i_is_i_by_group_size(raw: dict, written, our_logits, edit) -> None:
+    """With a single group act-order changes nothing that g_idx could say."""
+    folder, plain = written(raw)
+    without_g_idx(folder)
+    expected = our_logits(load_model(plain, FLOAT32), IDS)[0]
+    assert worst(our_logits(load_model(folder, FLOAT32), IDS)[0], expected) <= 1e-5
+    stored = load_model(folder, FLOAT32, linear_method=as_stored(folder))
+    assert worst(our_logits(stored, IDS)[0], expected) <= 1e-5
+
+
+def test_without_g_idx_act_order_is_refused_by_name(written) -> None:
+    folder, _ = written(GPTQ | {"desc_act": True})
+    without_g_idx(folder)
+    with pytest.raises(CheckpointError, match=rf"{Q}: .*no g_idx.*with act-order \(desc_act true\) nothing else says"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["GPTQ", "Gptq"])
+def test_quant_method_may_be_in_capitals(name: str, written, our_logits, edit) -> None:
+    folder, plain = written(GPTQ)
+    edit(folder, quantization_config=GPTQ | {"quant_method": name})
+    found, expected = (our_logits(load_model(path, FLOAT32), IDS)[0] for path in (folder, plain))
+    assert worst(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("AWQ", "awq"), ("Compressed_Tensors", "compressed-tensors"), ("FP8", "fp8"), ("Fbgemm_Fp8", "fbgemm_fp8")],
+)
+def test_quant_method_is_read_as_vllm_reads_it(name: str, read: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": name, "bits": 4}}))
+    assert quantization_of(tmp_path) == {"quant_method": read, "bits": 4}
+
+
 def test_awq_may_have_the_names_of_autoawqs_own_file(written, our_logits, edit) -> None:
     folder, plain = written(AWQ)
     own = {"quant_method": "awq", "w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"}
@@ -273,7 +321,7 @@ Q = "model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("stored", "said", "message"),
     [
-        (AWQ, GPTQ, rf"{Q}: .*says Gptq.*(no g_idx).*of awq with 4 bits.*without g_idx nothing says.*config.json"),
+        (AWQ, GPTQ, rf"{Q}: .*says Gptq.*expected qweight of shape.*of awq with 4 bits.*awq has no g_idx.*config.json"),
         (GPTQ, AWQ, rf"{Q}: .*says Awq.*expected qweight of shape \[32, 4\], found \[4, 32\].*of gptq with 4 bits"),
         (GPTQ, GPTQ | {"bits": 8}, r"expected qweight of shape \[8, 32\], found \[4, 32\].*of gptq with 4 bits"),
         (GPTQ, GPTQ | {"group_size": 32}, r"expected qzeros of shape \[1, 4\], found \[2, 4\]"),

@@ -11,7 +11,7 @@ Codes have no sign. Version 1 of the format ("gptq") stores each zero point less
 qlinear_cuda.py reads it; version 2 ("gptq_v2", of GPTQModel) stores it as it is. With act-order (desc_act) columns were
 quantized in the order of their Hessian's diagonal, and groups were made of neighbours in that order: g_idx then says
 any group for any input. Without it g_idx is in the order of inputs, or, of early writers, all zero, which means that,
-too.
+too; others leave it out then.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _VERSIONS = {"gptq": 1, "gptq_v2": 2}
 @dataclass(frozen=True)
 class Gptq:
     """A `Layout`. bits: 2, 3, 4 or 8. group_size: inputs of a group, None: one for all. version: of the format, 1 or
-    2."""
+    2. has_g_idx: whether the files say the group of each input; otherwise groups are of neighbours."""
 
     bits: int
     group_size: int | None
     symmetric: bool
     act_order: bool
     version: int
+    has_g_idx: bool = True
     activations: None = None
     scheme: None = None  # with act-order, or a group that is cut short, a matrix has none: see `coded`
 
@@ -52,12 +53,12 @@ class Gptq:
         if in_features % each or out_features % each:
             raise ValueError(f"gptq of {self.bits} bits: expected inputs and outputs in multiples of {each}")
         groups = ceil(in_features / (self.group_size or in_features))  # the last one may be shorter
+        own = {"g_idx": TensorSpec((in_features,), (torch.int32, torch.int64))} if self.has_g_idx else {}
         return {
             "qweight": TensorSpec((in_features * self.bits // 32, out_features), (torch.int32,)),
             "qzeros": TensorSpec((groups, out_features * self.bits // 32), (torch.int32,)),
             "scales": TensorSpec((groups, out_features), (torch.float16, torch.bfloat16, torch.float32)),
-            "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64)),
-        }
+        } | own
 
     def check(self, name: str, tensor: Tensor) -> None:
         if name == "g_idx":
@@ -85,11 +86,17 @@ class Gptq:
                 f"input {place}: set desc_act true if the file was made with act-order, or correct group_size"
             )
 
-    def _groups(self, g_idx: Tensor) -> Tensor:
+    def _groups(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         """The group of each input, int64 [in]."""
-        groups, size = g_idx.long(), self.group_size or len(g_idx)
-        says_nothing = not self.act_order and not bool(groups.any())
-        return torch.arange(len(groups), device=groups.device) // size if says_nothing else groups
+        groups = tensors["g_idx"].long() if self.has_g_idx else None
+        if groups is None or (not self.act_order and not bool(groups.any())):
+            return torch.arange(in_features, device=tensors["qweight"].device) // (self.group_size or in_features)
+        return groups
+
+    def without_g_idx(self) -> Gptq:
+        """The layout of a matrix whose files have no g_idx: of neighbours, unless act-order made the groups of others,
+        which nothing says then; a single group has all inputs either way."""
+        return self if self.act_order and self.group_size is not None else replace(self, has_g_idx=False)
 
     def _zeros(self, qzeros: Tensor) -> Tensor:
         """Zero points, int32 [groups, out]."""
@@ -98,13 +105,13 @@ class Gptq:
         return (stored + 1) & most if self.version == 1 else stored
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
-        groups = self._groups(tensors["g_idx"])
+        groups = self._groups(tensors, in_features)
         codes, zeros, scales = self._parts(tensors, in_features)
         return (codes - zeros[:, groups]).float() * scales[:, groups]
 
     def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
         """Codes and zero points with a sign; None where groups are not of neighbours, or not all of one size."""
-        size, groups = self.group_size or in_features, self._groups(tensors["g_idx"])
+        size, groups = self.group_size or in_features, self._groups(tensors, in_features)
         in_order = torch.arange(in_features, device=groups.device) // size
         if in_features % size or not torch.equal(groups, in_order):
             return None

@@ -93,7 +93,8 @@ def _packed(shape: list[int], in_features: int, out_features: int) -> str:
 
 def _whether_g_idx(found: Shapes) -> str:
     lacks = "g_idx" not in found and "qzeros" in found
-    return "without g_idx nothing says which input is of which group (awq has none, gptq has); " if lacks else ""
+    said = "awq has no g_idx; gptq may leave it out where desc_act is false, but with act-order (desc_act true) nothing"
+    return f"{said} else says which input is of which group; " if lacks else ""
 
 
 def tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
