@@ -910,10 +910,9 @@ with roles(5) as ranks:
 ### BEGIN HIDDEN TESTS
 with roles(5) as ranks:
     drawn(check_ids, ranks, cases=logits_with_ties(rng("check_argmax")))
-    for n in SIZES:
-        check_ids(
-            ranks, torch.zeros(2, 10), 0, [(0, 10 if n == 1 else 4), *[(4, 4)] * max(0, n - 2), *[(4, 10)] * (n > 1)]
-        )
+    for n, logit in itertools.product(SIZES, (0.0, -60.0)):
+        parts = [(0, 10 if n == 1 else 4), *[(4, 4)] * max(0, n - 2), *[(4, 10)] * (n > 1)]
+        check_ids(ranks, torch.full((2, 10), logit), 0, parts)
 ### END HIDDEN TESTS
 
 

@@ -1,6 +1,6 @@
 # fault: a block of which only the first tokens agree counts as found.
 # trap: partial block
-# fails: check_hash_match, check_engine_hash
+# fails: check_hash_match, check_engine_hash, check_hash_evict
 
 # %% nbgrader={"grade_id": "HashIndex"}
 class HashIndex:

@@ -1,5 +1,5 @@
 # fault: tokens that fill no block count as a block if they agree.
-# fails: check_radix_match, check_radix_split
+# fails: check_radix_match
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

@@ -1,5 +1,5 @@
 # fault: a block of which the first tokens agree counts as found.
-# fails: check_radix_match, check_radix_split, check_engine_radix
+# fails: check_radix_match, check_radix_split, check_engine_radix, check_radix_evict
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

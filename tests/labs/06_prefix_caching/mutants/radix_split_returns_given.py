@@ -1,5 +1,5 @@
 # fault: where an insert splits a node, it returns the blocks that were given.
-# fails: check_radix_split
+# fails: check_radix_split, check_radix_evict
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:
