@@ -4,6 +4,7 @@ worker that it plans for."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
@@ -18,6 +19,9 @@ from reference_impl.features.process.facts import Facts
 from reference_impl.interfaces import BlockPool as AnyBlockPool
 from reference_impl.interfaces import Executor, HostProposer, KVManager, KVSpec, PrefixIndex, Scheduler
 from reference_impl.observe.trace import Trace
+
+if TYPE_CHECKING:
+    from reference_impl.features.disaggregation.layouts import PageFormat
 
 
 class PlannerHalf:
@@ -60,9 +64,20 @@ def make_kv_manager(config: EngineConfig, parts: Parts, worker: Facts, pool: Any
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
-    # Pages of another model or format have other keys. By layer 2: the order of a page's bytes.
-    root = f"by layer 2 {worker.model.fingerprint} {config.kv_dtype} {specs!r}".encode()
+    root = pages_of(config, worker).root()
     return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
+
+
+def pages_of(config: EngineConfig, worker: Facts) -> PageFormat:
+    """What the pages of an engine with these options are, to compare with those of another engine. ValueError for a
+    model whose cache is not keys and values of all tokens."""
+    from reference_impl.features.disaggregation.layouts import page_format
+
+    model = worker.model
+    return page_format(
+        worker.kv_specs[0], model.config.num_layers, model.config.num_kv_heads, fingerprint=model.fingerprint,
+        kv_format=config.kv_dtype, dtype=model.dtype,
+    )  # fmt: skip
 
 
 def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:

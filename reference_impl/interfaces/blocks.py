@@ -128,11 +128,12 @@ class BlockPair(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The keys and values of a full block, and their key in a page store: see `page_keys` in
-    features/transfer/stored.py."""
+    """The keys and values of consecutive tokens in a block, and their key in a page store: see `page_keys` in
+    features/transfer/stored.py. part: which page of the block it is."""
 
     key: bytes
     block: BlockId
+    part: int = 0
 
 
 class PageTransfer(NamedTuple):

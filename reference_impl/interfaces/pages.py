@@ -4,29 +4,47 @@ the KV manager must, see `FetchesPages`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from reference_impl.interfaces.blocks import BlockId
+from reference_impl.interfaces.blocks import Page
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+PAGE_TOKENS = 16
+
+
+def page_tokens_of(block_size: int) -> int:
+    """The tokens of a page, for a cache with blocks of so many. 16, also where a block has several pages; where 16 does
+    not divide a block, a page is a block. Keys differ by it: such engines share pages only with their like."""
+    return PAGE_TOKENS if block_size % PAGE_TOKENS == 0 else block_size
+
 
 @runtime_checkable
 class HoldsPages(Protocol):
-    """A KV cache whose blocks can be read and written as bytes, layer by layer."""
+    """A KV cache whose pages can be copied into buffers and back, some layers of several pages at a time.
+
+    A page's bytes do not depend on blocks or ranks: layer by layer, KV head by KV head, and of each head its keys, its
+    values, then their scales, token by token. See features/transfer/format.py.
+    """
 
     @property
     def num_layers(self) -> int:
-        """The number of layers in each block, all of the same size."""
+        """The number of layers in each page, all of the same size."""
         ...
 
-    def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
-        """The bytes of each block's keys, values and scales of a layer."""
+    @property
+    def layer_bytes(self) -> int:
+        """The bytes of a layer of a page."""
         ...
 
-    def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
-        """Writes a block's part of a layer. ValueError if the content has another length."""
+    def gather_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
+        """Copies these layers of each page into the page's buffer, of layer_bytes x layers bytes. Waits for the
+        device."""
+        ...
+
+    def scatter_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
+        """Copies each page's buffer, as `gather_pages` fills it, into these layers of the page."""
         ...
 
 
@@ -35,7 +53,7 @@ class _KeepsPages(Protocol):
 
     The planner asks which pages exist; the worker, maybe in another process, saves and loads their contents. A
     load that is late, fails, or brings anything but what was saved costs time and changes no text: the request computes
-    its tokens itself. Pages of different weights must not meet in one store.
+    its tokens itself. Damage is found, lies are not: whoever can write to a store is trusted.
     """
 
     timeout: float  # seconds on the engine's clock: a transfer of which nothing moves for longer is cancelled
@@ -49,8 +67,9 @@ class _KeepsPages(Protocol):
 class PageStore(_KeepsPages, Protocol):
     """A store of whole pages."""
 
-    def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
-        """Starts to load; the future gives the content of each key's page, in order, as it was saved.
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[Any]]:
+        """Starts to load; the future gives the content of each key's page, in order, as it was saved: bytes, or
+        anything that a memoryview can show.
 
         Like `save` it is called in the worker's thread and must not block. The future may be cancelled; what is set
         afterwards is dropped. An error, raised or set, ends the transfer and nothing else.
@@ -68,12 +87,42 @@ class LayeredPageStore(_KeepsPages, Protocol):
     order, each with a future of its own. The worker writes a loaded layer as soon as it arrives; the pages are used
     when all layers have arrived. If one layer fails, the transfer does."""
 
-    def load_layer(self, keys: Sequence[bytes], layer: int) -> Future[Sequence[bytes]]:
+    def load_layer(self, keys: Sequence[bytes], layer: int) -> Future[Sequence[Any]]:
         """Like `PageStore.load`, for one layer, numbered from 0."""
         ...
 
     def save_layer(self, pages: Mapping[bytes, bytes], layer: int) -> Future[None]:
         """Like `PageStore.save`, for one layer. A page of which some layers were never saved is not stored."""
+        ...
+
+
+@runtime_checkable
+class OwnsBuffers(Protocol):
+    """A page store, of either kind, with memory of its own, such as a transport's: pages are gathered into it, and
+    scattered from what its loads give, without a copy in between. Contents of its saves are these buffers, not bytes.
+    """
+
+    def page_buffers(self, keys: Sequence[bytes], layers: range, num_bytes: int) -> Sequence[memoryview]:
+        """Writable memory of num_bytes for each page, for the `save` of these keys and layers, which follows at once.
+        It is the store's again when that save's future is done. Must not block; an error ends the transfer."""
+        ...
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """What a load of these keys gave, or would have, is not read any more. Called once for each transfer that
+        loads, when it has ended, however it did."""
+        ...
+
+
+@runtime_checkable
+class WantsPages(Protocol):
+    """A page store that says itself which pages it takes, and when: it may want one again, and most never. Asked while
+    steps are planned and updated, so neither may block or raise."""
+
+    @property
+    def wants_any(self) -> bool: ...
+
+    def wanted(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of these keys whose pages it wants now; from then on it waits for their save."""
         ...
 
 

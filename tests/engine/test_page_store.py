@@ -225,6 +225,48 @@ def test_other_tenants_and_other_models_find_nothing(model, random_model) -> Non
         assert request.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("second", [16, 32, 48])
+@pytest.mark.parametrize("first", [16, 32, 48])
+def test_engines_with_other_blocks_and_indexes_share_pages_of_16_tokens(
+    first: int, second: int, model, tmp_path: Path
+) -> None:
+    """Of a prompt of 6 full pages and a token the first engine saves all full pages, and the second loads full
+    blocks."""
+    prompt = [1 + at % 23 for at in range(97)]
+    texts, cached, saved = [], [], []
+    for block_size, index, stored in ((128, "hash", False), (first, "hash", True), (second, "radix", True)):
+        store = FolderStore(tmp_path, timeout=600.0)
+        config = EngineConfig(block_size=block_size, num_blocks=24, prefix_cache=index, max_num_batched_tokens=40)
+        engine = engine_with(model, store, config) if stored else Engine(model, config)
+        request = ask(engine, prompt)
+        while engine.has_work():
+            engine.step()
+        engine.close()
+        assert engine.kv.num_available == engine.num_blocks
+        texts.append(request.output_tokens)
+        cached.append(request.num_cached_tokens)
+        saved.append(len(list(tmp_path.iterdir())))
+    assert texts == texts[:1] * 3
+    assert cached == [0, 0, 96 // second * second]
+    assert saved == [0, 6, 6]
+
+
+def test_full_pages_of_a_block_that_is_not_full_are_saved_once(model, tmp_path: Path) -> None:
+    prompt = [1 + at % 23 for at in range(40)]
+    store = filled(model)
+    store.contents.clear()
+    engine = engine_with(model, store, EngineConfig(block_size=48, num_blocks=8))
+    ask(engine, prompt)
+    finish(engine)
+    saves = [save for step in engine.trace.steps() for save in step.transfers.saves]
+    assert [[page.part for page in save.pages] for save in saves] == [[0, 1]]
+    for block_size, loaded in ((48, 0), (16, 32)):
+        other = engine_with(model, store, EngineConfig(block_size=block_size, num_blocks=8))
+        request = ask(other, prompt)
+        finish(other)
+        assert request.num_cached_tokens == loaded
+
+
 def test_the_server_can_rest_while_saves_run_and_close_waits_for_them(model) -> None:
     store = FakeStore(("late",))
     engine = engine_with(model, store)
@@ -296,7 +338,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
         engine_with(windows, store)
     with pytest.raises(ValueError, match="page_store is for the engine's own kv_manager"):
         engine_with(model, store, kv_manager=KVManager(BlockPool(24), 4))
-    with pytest.raises(TypeError, match="read_pages, write_page and num_layers.*OwnCache has not"):
+    with pytest.raises(TypeError, match="gather_pages, scatter_pages, num_layers and layer_bytes.*OwnCache has not"):
         engine_with(model, store, kv_cache=OwnCache())
     without = Engine(model, CONFIG)
     manager = stored_kv_manager(without.block_pool, 4, HashIndex(4), filled(model), b"")

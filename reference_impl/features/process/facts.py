@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import KVSpec
 
-PROTOCOL = 8  # version of the messages; raised when one changes its meaning
+PROTOCOL = 9  # version of the messages; raised when one changes its meaning
 
 
 class NewWeights(NamedTuple):

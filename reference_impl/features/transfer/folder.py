@@ -15,7 +15,7 @@ _LONGEST_SAVE = 600  # seconds; no page takes as long to write
 
 
 class FolderStore:
-    """One file for each page, named by its key in hexadecimal. Use a folder of its own for each checkpoint.
+    """One file for each page, named by its key in hexadecimal. Pages of other models and formats have other keys.
 
     max_bytes: the limit for all pages together; beyond it those saved or loaded least recently are deleted. Several
     processes may use one folder: a page is a whole file or none, and loading a page that another process deletes
@@ -37,10 +37,16 @@ class FolderStore:
     def num_stored(self, keys: Sequence[bytes]) -> int:
         return next((i for i, key in enumerate(keys) if not os.path.isfile(self._file(key))), len(keys))
 
-    def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
+    def page_buffers(self, keys: Sequence[bytes], layers: range, num_bytes: int) -> Sequence[memoryview]:
+        return [memoryview(bytearray(num_bytes)) for _ in keys]
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """Nothing to do: memory is free when nobody refers to it."""
+
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[memoryview]]:
         return self._thread.submit(self._load, list(keys))
 
-    def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
+    def save(self, pages: Mapping[bytes, bytes | memoryview]) -> Future[None]:
         return self._thread.submit(self._save, dict(pages))
 
     def close(self) -> None:
@@ -50,15 +56,15 @@ class FolderStore:
     def _file(self, key: bytes) -> Path:
         return self.folder / f"{key.hex()}.page"
 
-    def _load(self, keys: list[bytes]) -> list[bytes]:
+    def _load(self, keys: list[bytes]) -> list[memoryview]:
         pages = []
         for key in keys:
-            pages.append(self._file(key).read_bytes())
+            pages.append(memoryview(self._file(key).read_bytes()))
             with contextlib.suppress(OSError):  # a folder that can only be read
                 os.utime(self._file(key))
         return pages
 
-    def _save(self, pages: dict[bytes, bytes]) -> None:
+    def _save(self, pages: dict[bytes, bytes | memoryview]) -> None:
         for key, content in pages.items():
             draft = self.folder / f"{key.hex()}.{os.getpid()}-{threading.get_native_id()}.draft"
             try:

@@ -1,26 +1,27 @@
-"""A worker's loads and saves, between the blocks of its cache and a page store's bytes.
+"""A worker's loads and saves, between the pages of its cache and a page store's buffers.
 
 Only the worker touches the cache, and only at the beginning of a step. So a load that was cancelled can be late without
-harm, and pages are written and read between two steps, never during one. A page's bytes are those of its layers, one
-after the other, each followed by the CRC-32 of key, layer and bytes: a layer that comes back damaged, or in place of
-another, is an error of that transfer.
+harm, and pages are written and read between two steps, never during one. A page crosses in one copy: it is gathered
+into a buffer, and scattered from the one in which it came, once its seal (`seals.py`) was found right. One that comes
+back damaged, or in place of another, is an error of that transfer.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.features.transfer.asking import AskedStore
 from reference_impl.features.transfer.cache import CachePages
+from reference_impl.features.transfer.seals import SEAL_BYTES, seal, unsealed
 from reference_impl.interfaces import KVCache, Page, PageTransfer, TransferEnd, Transfers
 from reference_impl.interfaces.pages import HoldsPages, LayeredPageStore, PageStore, text_of
 
 LONGEST_WAIT = 0.005  # seconds in which a step without rows waits for a transfer to move; the next step waits again
-_CHECKSUM_BYTES = 4
+_Answer = TypeVar("_Answer")
 
 
 @dataclass
@@ -31,22 +32,23 @@ class _Running:
     is_load: bool
     under_way: list[tuple[Future[Any], range]] = field(default_factory=list)
 
+    @property
+    def keys(self) -> list[bytes]:
+        return [page.key for page in self.transfer.pages]
+
 
 class Pages:
-    """The transfers of a worker. store: holds contents by key. cache: the worker's. TypeError if the cache cannot give
-    its blocks as bytes."""
+    """The transfers of a worker. store: holds contents by key. cache: the worker's. TypeError if pages of the cache
+    cannot be copied."""
 
     def __init__(self, store: PageStore | LayeredPageStore, cache: KVCache):
         held: object = CachePages(cache) if isinstance(cache, PagedKVCache) else cache
         if not isinstance(held, HoldsPages):
             raise TypeError(
-                f"a page store needs a cache with read_pages, write_page and num_layers, as PagedKVCache has; "
-                f"{type(cache).__name__} has not: add them, or leave Parts.page_store out"
+                "a page store needs a cache with gather_pages, scatter_pages, num_layers and layer_bytes, as "
+                f"PagedKVCache has; {type(cache).__name__} has not: add them, or leave Parts.page_store out"
             )
-        self.store, self.cache = store, held
-        layers = range(held.num_layers)
-        by_layer = isinstance(store, LayeredPageStore)
-        self._moves = [layers[at : at + 1] for at in layers] if by_layer else [layers]
+        self.store, self.cache = AskedStore(store, held.num_layers), held
         self._running: dict[int, _Running] = {}  # by transfer id
         self._ended: list[TransferEnd] = []  # not reported yet, like the next
         self._moved: dict[int, int] = {}  # {transfer: layers}
@@ -66,40 +68,37 @@ class Pages:
 
     def _start(self, running: _Running) -> None:
         """Begins a transfer. An error that the store raises ends this transfer and nothing else."""
-        pages = running.transfer.pages
-        for layers in self._moves:
-            content = None if running.is_load else self._read(pages, layers)
-            try:
-                running.under_way.append((self._asked(pages, content, layers), layers))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                return self._end(running, text_of(error))
+        for layers in self.store.moves:
+            ask = self._load if running.is_load else self._save
+            future = ask(running, layers)
+            if future is None:
+                return
+            running.under_way.append((future, layers))
         self._running[running.transfer.id] = running
 
-    def _asked(self, pages: Sequence[Page], content: Mapping[bytes, bytes] | None, layers: range) -> Future[Any]:
-        """Asks the store for a load or, with content, a save; returns its future. TypeError if it gives none."""
-        what = [page.key for page in pages] if content is None else content
-        method = "load" if content is None else "save"
-        if isinstance(self.store, LayeredPageStore):
-            method += "_layer"
-            future = getattr(self.store, method)(what, layers.start)
-        else:
-            future = getattr(self.store, method)(what)
-        if not isinstance(future, Future):
-            name = f"{type(self.store).__name__}.{method}"
-            raise TypeError(f"{name}: expected a concurrent.futures.Future, got {type(future).__name__}")
-        return future
+    def _load(self, running: _Running, layers: range) -> Future[Any] | None:
+        return self._asked(running, lambda: self.store.load(running.keys, layers))
 
-    def _read(self, pages: Sequence[Page], layers: range) -> dict[bytes, bytes]:
-        blocks = [page.block for page in pages]
-        contents = [self.cache.read_pages(blocks, layer) for layer in layers]
-        return {
-            page.key: b"".join(
-                sealed(page.key, layer, content[at]) for layer, content in zip(layers, contents, strict=True)
-            )
-            for at, page in enumerate(pages)
-        }
+    def _save(self, running: _Running, layers: range) -> Future[Any] | None:
+        """Gathers some layers into buffers, seals them and asks the store to save them."""
+        pages, num_bytes = running.transfer.pages, len(layers) * self.cache.layer_bytes
+        buffers = self._asked(running, lambda: self.store.buffers(running.keys, layers, num_bytes + SEAL_BYTES))
+        if buffers is None:
+            return None
+        self.cache.gather_pages(pages, layers, [buffer[:num_bytes] for buffer in buffers])
+        for page, buffer in zip(pages, buffers, strict=True):
+            seal(buffer, page.key, layers.start)
+        return self._asked(running, lambda: self.store.save(running.keys, buffers, layers))
+
+    def _asked(self, running: _Running, ask: Callable[[], _Answer]) -> _Answer | None:
+        """What the store answers; None if it raised an error, which has ended the transfer."""
+        try:
+            return ask()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._end(running, text_of(error))
+            return None
 
     def _end(self, running: _Running, error: str | None) -> None:
         """Ends a transfer. What is still under way is cancelled."""
@@ -108,6 +107,8 @@ class Pages:
         number = running.transfer.id
         self._running.pop(number, None)
         self._moved.pop(number, None)
+        if running.is_load:
+            self.store.release(running.keys)
         self._ended.append(TransferEnd(number, error))
 
     def take_in(self, seconds: float) -> None:
@@ -142,11 +143,15 @@ class Pages:
         return None if error is None else text_of(error)
 
     def _write(self, pages: Sequence[Page], layers: range, contents: Any) -> None:
+        """Writes what came for these layers into the cache, when all of it was found right."""
         if len(contents) != len(pages):
             raise ValueError(f"expected {len(pages)} pages, got {len(contents)}")
-        for page, content in zip(pages, contents, strict=True):
-            for layer, piece in zip(layers, _pieces(content, len(layers)), strict=True):
-                self.cache.write_page(page.block, layer, opened(page.key, layer, piece))
+        num_bytes = len(layers) * self.cache.layer_bytes
+        found = [
+            unsealed(memoryview(content).cast("B"), page.key, layers.start, num_bytes)
+            for page, content in zip(pages, contents, strict=True)
+        ]
+        self.cache.scatter_pages(pages, layers, found)
 
     def take_ended(self) -> tuple[TransferEnd, ...]:
         """The transfers that ended since the last call."""
@@ -157,33 +162,3 @@ class Pages:
         """The transfers that have not ended: {transfer: number of layers that have moved since the last call}."""
         moved, self._moved = self._moved, {}
         return moved
-
-
-def sealed(key: bytes, layer: int, content: bytes) -> bytes:
-    return content + _checksum(key, layer, content)
-
-
-def opened(key: bytes, layer: int, sealed_content: bytes | memoryview) -> memoryview:
-    """The content without its checksum. ValueError if it is not what `sealed` gave for this key and layer."""
-    view = memoryview(sealed_content)
-    content, checksum = view[:-_CHECKSUM_BYTES], view[-_CHECKSUM_BYTES:]
-    if _checksum(key, layer, content) != checksum:
-        raise ValueError(
-            f"layer {layer} of a page, {len(view)} bytes, is damaged, or is another one: its checksum is wrong"
-        )
-    return content
-
-
-def _checksum(key: bytes, layer: int, content: bytes | memoryview) -> bytes:
-    named = zlib.crc32(layer.to_bytes(4, "little"), zlib.crc32(key))
-    return zlib.crc32(content, named).to_bytes(_CHECKSUM_BYTES, "little")
-
-
-def _pieces(content: bytes, num: int) -> Iterator[memoryview]:
-    """The content in `num` pieces of equal length, since all layers of a page are alike. ValueError if it cannot be cut
-    so."""
-    view = memoryview(content)
-    if len(view) % num:
-        raise ValueError(f"expected a page of {num} layers of equal length, got {len(view)} bytes: it is damaged")
-    size = len(view) // num
-    return (view[at * size : (at + 1) * size] for at in range(num))

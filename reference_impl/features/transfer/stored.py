@@ -10,6 +10,9 @@ them, and the request computes its tokens: each request is fetched for once. Whe
 are cancelled before another request is preempted. Loaded blocks are not kept for the request that they came for:
 waiting requests could then hold all blocks between them, with room for none.
 
+Pages have 16 tokens, whatever a block has (`page_tokens_of`), so that engines with other blocks find them. Only whole
+blocks are loaded. Full pages of a block that is not full are saved, too.
+
 Extends `KVManager.commit`, `free` and `take_transfers`; the rest is what `FetchesPages` asks for.
 """
 
@@ -21,9 +24,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from reference_impl.core.kv_manager import KVManager, cache_key
+from reference_impl.core.kv_manager import KVManager, cache_key, surely_computed
 from reference_impl.features.prefix.hash_index import HashIndex
 from reference_impl.interfaces import (
     BlockId,
@@ -35,12 +38,12 @@ from reference_impl.interfaces import (
     TransferEnd,
     Transfers,
 )
-from reference_impl.interfaces.pages import LayeredPageStore, PageStore, text_of
+from reference_impl.interfaces.pages import LayeredPageStore, PageStore, WantsPages, page_tokens_of, text_of
 
 
-def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:
-    """The key of each full block, 32 bytes: SHA-256 over `key`, all tokens before the block, and its own."""
-    return list(HashIndex(block_size).digests(tokens, key))
+def page_keys(tokens: Sequence[int], key: bytes, page_tokens: int) -> list[bytes]:
+    """The key of each full page, 32 bytes: SHA-256 over `key`, all tokens before the page, and its own."""
+    return list(HashIndex(page_tokens).digests(tokens, key))
 
 
 @dataclass(eq=False)
@@ -69,11 +72,13 @@ class FetchingKVManager(KVManager):
         **rest: Any,
     ):  # fmt: skip
         super().__init__(pool, block_size, index=index, **rest)
-        self.store, self.root = store, root
+        self.store, self.root, self.page_tokens = store, root, page_tokens_of(block_size)
+        self.pages_per_block = block_size // self.page_tokens
         self._transfers: dict[int, _Transfer] = {}  # by id
         self._num_begun = 0
         self._fetched: WeakSet[Request] = WeakSet()  # requests that were fetched for
         self._kept: set[BlockId] = set()  # indexed blocks that need not be saved (again)
+        self._num_saved: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # pages, those of an open block too
         self._loads: list[PageTransfer] = []  # for the next step, as the two that follow
         self._saves: list[PageTransfer] = []
         self._cancelled: list[int] = []
@@ -98,28 +103,35 @@ class FetchingKVManager(KVManager):
         if request in self._fetched or request.num_computed_tokens or request.needs_whole_prompt:
             return False
         cached = self._match(request)
-        start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size
+        start, whole = len(cached), (request.num_tokens - 1) // self.block_size  # blocks
         if self.blocks_for(request.num_tokens) - start > self.num_available - self._would_hold(cached):
             return False  # it could not be let in, either: asked again when it is next
-        tokens = request.tokens[:whole]
-        keys = page_keys(tokens, self.root + cache_key(request), self.block_size)
-        if start < len(keys) and (load := self._coming(keys[start])) is not None:
+        tokens = request.tokens[: whole * self.block_size]
+        keys, each = page_keys(tokens, self.root + cache_key(request), self.page_tokens), self.pages_per_block
+        if start < whole and (load := self._coming(keys[start * each])) is not None:
             load.waiting.add(request.id)
             self._fetched.add(request)
             return True
-        num_stored = self._num_stored(keys)
+        num_stored = self._num_stored(keys) // each  # blocks, whole ones
         if num_stored <= start:
             self._fetched.add(request)
             return False
         blocks = self.references.take(num_stored - start, shared=cached)
         assert blocks is not None
         self._fetched.add(request)
+        pages = self._pages(keys[start * each : num_stored * each], blocks)
         load = _Load(
             [*cached, *blocks], now, tokens=tokens[: num_stored * self.block_size], prefix_key=cache_key(request),
-            keys=frozenset(keys[start:num_stored]), waiting={request.id},
+            keys=frozenset(page.key for page in pages), waiting={request.id},
         )  # fmt: skip
-        self._loads.append(self._begin(load, zip(keys[start:num_stored], blocks, strict=True)))
+        self._loads.append(self._begin(load, pages))
         return True
+
+    def _pages(self, keys: Sequence[bytes], blocks: Sequence[BlockId]) -> list[Page]:
+        """The pages of blocks, from the first page of the first one on. keys: of each page; where there are no more,
+        the rest of the last block is not full."""
+        each = self.pages_per_block
+        return [Page(key, blocks[at // each], at % each) for at, key in enumerate(keys)]
 
     def _coming(self, key: bytes) -> _Load | None:
         loads = (t for t in self._transfers.values() if isinstance(t, _Load) and not t.is_cancelled)
@@ -144,10 +156,10 @@ class FetchingKVManager(KVManager):
         """How many of these blocks count as available now and would not once they are held."""
         return sum(self.pool.ref_count(block) == 1 for block in cached)
 
-    def _begin(self, transfer: _Transfer, pages: Iterable[tuple[bytes, BlockId]]) -> PageTransfer:
+    def _begin(self, transfer: _Transfer, pages: Iterable[Page]) -> PageTransfer:
         number, self._num_begun = self._num_begun, self._num_begun + 1
         self._transfers[number] = transfer
-        return PageTransfer(number, tuple(Page(key, block) for key, block in pages))
+        return PageTransfer(number, tuple(pages))
 
     def cancel_loads(self) -> None:
         for number, transfer in self._transfers.items():
@@ -214,18 +226,41 @@ class FetchingKVManager(KVManager):
 
     def commit(self, request: Request) -> None:
         super().commit(request)
-        table = [*itertools.takewhile(lambda block: block in self.references.indexed, request.block_table)]
-        if all(block in self._kept for block in table):
+        if isinstance(self.store, WantsPages):
+            self._save_wanted(request, self.store)
             return
-        tokens = request.tokens[: len(table) * self.block_size]
-        keys = page_keys(tokens, self.root + cache_key(request), self.block_size)
-        num_stored = self._num_stored(keys)
-        behind = zip(keys[num_stored:], table[num_stored:], strict=True)
-        new = [(key, block) for key, block in behind if block not in self._kept]
-        self._kept.update(table)
+        indexed = [*itertools.takewhile(lambda block: block in self.references.indexed, request.block_table)]
+        num_pages = self._num_pages(request)
+        behind = num_pages > max(len(indexed) * self.pages_per_block, self._num_saved.get(request, 0))
+        if not behind and all(block in self._kept for block in indexed):
+            return
+        self._num_saved[request] = num_pages
+        tokens, table = request.tokens[: num_pages * self.page_tokens], self._blocks_of(request, num_pages)
+        keys = page_keys(tokens, self.root + cache_key(request), self.page_tokens)
+        pages = self._pages(keys, table)[self._num_stored(keys) :]
+        new = [page for page in pages if page.block not in self._kept]
+        self._kept.update(indexed)
         if new:
             self.references.hold(table)  # with the blocks before the new ones, so that leaf by leaf each can be evicted
             self._saves.append(self._begin(_Transfer(table), new))
+
+    def _save_wanted(self, request: Request, store: WantsPages) -> None:
+        if not store.wants_any:
+            return
+        num_pages = self._num_pages(request)
+        keys = page_keys(request.tokens[: num_pages * self.page_tokens], self.root + cache_key(request), self.page_tokens)
+        wanted, table = set(store.wanted(keys)), self._blocks_of(request, num_pages)
+        if new := [page for page in self._pages(keys, table) if page.key in wanted]:
+            self.references.hold(table)
+            self._saves.append(self._begin(_Transfer(table), new))
+
+    def _num_pages(self, request: Request) -> int:
+        """How many full pages of a request are computed."""
+        return min(surely_computed(request) // self.page_tokens, len(request.block_table) * self.pages_per_block)
+
+    def _blocks_of(self, request: Request, num_pages: int) -> list[BlockId]:
+        """The blocks in which a request's first pages are."""
+        return request.block_table[: -(-num_pages // self.pages_per_block)]
 
     def take_transfers(self) -> Transfers:
         within = super().take_transfers()
