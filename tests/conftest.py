@@ -204,6 +204,10 @@ def _no_program(*alternatives: str) -> Callable[[], str | None]:
     return lambda: None if any(map(shutil.which, alternatives)) else f"not installed: {' or '.join(alternatives)}"
 
 
+def _no_nixl() -> str | None:
+    return None if importlib.util.find_spec("nixl_cu12") else "not installed: nixl-cu12"
+
+
 class _Need(NamedTuple):
     why_missing: Callable[[], str | None]
     remedy: str
@@ -218,6 +222,7 @@ _NEEDS = {
     "curl": _Need(_no_program("curl"), "apt-get install curl"),
     "git": _Need(_no_program("git"), "apt-get install git"),
     "compiler": _Need(_no_program("g++", "clang++"), "apt-get install g++"),
+    "nixl": _Need(_no_nixl, ".venv/bin/pip install -c constraints.txt -e '.[transfer]' (Linux)"),
 }
 
 

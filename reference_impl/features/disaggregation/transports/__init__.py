@@ -1,0 +1,8 @@
+"""How pages get into another process's memory: shells of one interface.
+
+interface.py      what they promise: Transport, PageMemory, Link; what a failed write says
+pages.py          what they share: slots, descriptions, and the thread that writes
+shared_memory.py  processes of one machine that map the same memory
+tcp.py            frames over a connection, received straight into the slot
+nixl.py           NIXL over UCX: the extra `transfer`, Linux
+"""
