@@ -156,7 +156,7 @@ def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
     if method == "compressed-tensors":
         return compressed_layouts(raw, where)
     known = "compressed-tensors, fp8, gptq, awq or torchao (others need a method: load_model(..., linear_method=...))"
-    if method == "auto-round":
+    if method in ("auto-round", "intel/auto-round"):
         known += "; auto-round writes them with format='auto_gptq', 'auto_awq' or 'llm_compressor'"
     raise get.error("quant_method", known, method)
 

@@ -27,6 +27,12 @@ _INDEX_BYTES = 64 << 20  # of an index; one of a trillion parameters has 20 MB
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
 
 
+_OF_QUANTIZED = {
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "weight_shape",
+    "weight_zero_point", "input_scale", "absmax", "quant_map", "bias",
+}  # fmt: skip
+
+
 class CheckpointError(ValueError):
     """A checkpoint that does not fit its config."""
 
@@ -264,6 +270,18 @@ def store(
     store_tensors(table, _tensors(files, cuts or {}, leaves), ", ".join(map(str, files)), dtype, what, others)
 
 
+def _advice(name: str) -> str:
+    """What to do about a tensor that has no place in a model. AutoGPTQ gives quantized layers a bias, too."""
+    advice = "take config.json and weights of one and the same model"
+    if name.rpartition(".")[2] in _OF_QUANTIZED:
+        advice += (
+            "; if it is quantized, config.json's quantization_config must say how, and not leave this layer out: where "
+            "there is a quantize_config.json (AutoGPTQ) or quant_config.json (AutoAWQ), put what it has there, with "
+            '"quant_method": "gptq" or "awq"'
+        )
+    return advice
+
+
 def store_tensors(
     table: Mapping[str, Destination],
     tensors: Iterable[tuple[Path, str, Tensor]],
@@ -285,7 +303,7 @@ def store_tensors(
         if name not in table:
             if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
                 continue
-            raise CheckpointError(f"{file}: tensor {name} is not part of {what}")
+            raise CheckpointError(f"{file}: tensor {name} is not part of {what}: {_advice(name)}")
         if name not in missing:
             raise CheckpointError(f"{file}: tensor {name} came a second time")
         spec, put = table[name]

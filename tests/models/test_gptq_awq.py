@@ -337,6 +337,15 @@ def test_a_mixed_up_form_is_named(stored: dict, said: dict, message: str, writte
         load_model(folder)
 
 
+@pytest.mark.parametrize("raw", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_a_quantized_checkpoint_without_quantization_config_says_what_to_put_there(raw: dict, written, edit) -> None:
+    """As AutoGPTQ and AutoAWQ wrote them first: the config is in a file of its own."""
+    folder, _ = written(raw)
+    edit(folder, quantization_config=None)
+    with pytest.raises(CheckpointError, match=r"quantize_config.json \(AutoGPTQ\) or quant_config.json \(Auto"):
+        load_model(folder)
+
+
 def test_tensors_that_cannot_be_are_named(written, edit) -> None:
     folder, _ = written(GPTQ | {"sym": True, "desc_act": True})
     file = folder / "model.safetensors"

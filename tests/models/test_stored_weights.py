@@ -223,6 +223,7 @@ def test_scales_that_cannot_be_are_named(bad: float, written) -> None:
             "quant_method: expected compressed-tensors, fp8, gptq, awq or torchao.*'bitsandbytes'",
         ),
         ({"quant_method": "auto-round"}, "auto-round writes them with format='auto_gptq'"),
+        ({"quant_method": "intel/auto-round"}, "auto-round writes them with format='auto_gptq'"),
         ({"format": "marlin-24"}, "format: expected one of pack-quantized.*found 'marlin-24'"),
         ({"config_groups": []}, "config_groups: expected an object"),
         ({"ignore": ["re:("]}, r"ignore: expected a regular expression behind re:"),
