@@ -9,12 +9,17 @@ import gc
 import json
 import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,21 +34,14 @@ from reference_impl.features.disaggregation.transports.interface import (
     WriteError,
     WriteTimeout,
 )
-from reference_impl.features.disaggregation.transports.nixl import NixlTransport
 from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
 from reference_impl.features.disaggregation.transports.tcp import ANSWER, FRAME, PURPOSE, TcpTransport
+from tests.features.disaggregation.transport_peer import KEY, SLOT, SLOTS, transport_of
 
-KEY = b"k" * 32
 LONG = 120.0  # seconds, for what would hang
 KINDS = ["shared_memory", "tcp", pytest.param("nixl", marks=pytest.mark.nixl)]
 ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[[str], Transport]
-
-
-def transport_of(kind: str, owner: str) -> Transport:
-    if kind == "tcp":
-        return TcpTransport(owner, KEY)
-    return SharedMemoryTransport(owner) if kind == "shared_memory" else NixlTransport(owner)
 
 
 @pytest.fixture(params=KINDS)
@@ -121,6 +119,16 @@ def test_arrays_of_any_shape_and_type_are_bytes(make: Make) -> None:
     assert memory.slot(0) == values.tobytes()
     with pytest.raises(ValueError, match="the page for slot 0 is not contiguous"):
         link.write([(memoryview(values)[::2], 0)], soon())
+
+
+def test_one_content_goes_into_many_slots_and_to_many_peers(make: Make) -> None:
+    writer, content = make("prefill-0"), page(1, 4096)
+    shared = [make(f"decode-{number}").share("prefill-0", 4, 4096) for number in range(2)]
+    links = [writer.connect(description) for _, description in shared]
+    under_way = [link.write([(content, slot) for slot in range(4)], soon()) for link in links for _ in range(3)]
+    for future in under_way:
+        future.result(LONG)
+    assert {bytes(memory.slot(slot)) for memory, _ in shared for slot in range(4)} == {bytes(content)}
 
 
 def test_two_peers_write_at_once_each_into_its_own_memory(make: Make) -> None:
@@ -512,3 +520,119 @@ def test_tcp_leaves_no_socket() -> None:
     receiver.close()
     gc.collect()
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+class Peer:
+    """A process of transport_peer.py, see there."""
+
+    def __init__(self, kind: str, role: str):
+        command = [sys.executable, "-P", "-m", "tests.features.disaggregation.transport_peer", kind, role]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._watchdog = threading.Timer(LONG, self.process.kill)  # then `hear` fails rather than wait
+        self._watchdog.start()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._watchdog.cancel()
+        self._watchdog.join()
+        self.process.kill()  # also when it is stopped
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, *kinds: str) -> list[Any]:
+        """The next of its lines that begins with one of these words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("[") and (words := json.loads(line))[0] in kinds:
+                return list(words)
+        raise AssertionError(f"the process ended before it said {kinds}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        while (state := Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
+            assert state in "RSD"
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+def test_a_receiver_that_is_stopped_or_killed_holds_up_nobody(
+    kind: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts a process. Shared memory can be written while its reader is stopped; NIXL, here, has to go over TCP, or it
+    could be, too."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with Peer(kind, "receive") as peer:
+        description = peer.hear("shared")[1].encode()
+        writer = make("prefill-0")
+        link = writer.connect(description)
+        pages = [(page(number, SLOT), number) for number in range(SLOTS)]
+        write(link, pages)
+        peer.say("sum")
+        assert peer.hear("crc")[1] == [zlib.crc32(content) for content, _ in pages]
+        peer.stop()
+        stopped = link.write([(page(10 + number, SLOT), number) for number in range(SLOTS)], soon(1))
+        if kind == "shared_memory":
+            stopped.result(LONG)
+        else:
+            error = failed(stopped)
+            assert isinstance(error, WriteTimeout)
+            assert "decode-0" in str(error)
+            assert not error.stopped.done()  # it may all still arrive
+            assert "decode-0" in str(failed(link.write(pages, soon())))  # at once
+            peer.go_on()
+            error.stopped.result(LONG)
+            link.close()
+            link = writer.connect(description)
+        peer.go_on()
+        write(link, pages)
+        peer.say("sum")
+        assert peer.hear("crc")[1] == [zlib.crc32(content) for content, _ in pages]
+        peer.process.kill()
+        peer.process.wait()
+        assert "decode-0" in str(failed(link.write(pages, soon(2))))
+        again = writer.connect(description)
+        assert "decode-0" in str(failed(again.write(pages, soon(2))))
+
+
+def test_a_writer_that_is_stopped_in_a_write_and_cut_off_changes_nothing_when_it_goes_on(kind: str, make: Make) -> None:
+    """Starts a process."""
+    receiver = make("decode-0")
+    old, description = receiver.share("prefill-0", SLOTS, SLOT)
+    with Peer(kind, "write") as peer:
+        peer.say(description.decode())
+        turn = peer.hear("written")[1]
+        assert {bytes(old.slot(SLOTS - 1)[:1])} <= {bytes([ord("a") + turn % 26]), bytes([ord("a") + (turn + 1) % 26])}
+        peer.stop()
+        receiver.cut_off("prefill-0")
+        new, of_new = receiver.share("prefill-0", SLOTS, SLOT)
+        for number in range(SLOTS):
+            new.slot(number)[:] = b"\0" * SLOT
+        peer.go_on()
+        heard = peer.hear("written", "failed")
+        while heard[1] < turn + 3:  # at least one write was begun behind the cut
+            heard = peer.hear("written", "failed")
+        if kind == "nixl":
+            assert heard[0] == "written"  # into addresses that are not used any longer
+        else:
+            assert heard[0] == "failed"
+            assert "decode-0" in heard[2]
+        assert [bytes(new.slot(number)) for number in range(SLOTS)] == [bytes(SLOT)] * SLOTS
+        peer.process.kill()
+        peer.process.wait()
+        # One that takes its place writes into the new memory.
+        write(make("prefill-0").connect(of_new), [(page(1, SLOT), 1)])
+        assert new.slot(1) == page(1, SLOT)

@@ -241,7 +241,8 @@ class _UnderWay:
             (link.address + link.shape.place(slot, len(content)), len(content), 0) for content, slot in write.pages
         ]
         self._sources = sources
-        self._registered = agent.register_memory([(*descriptor, "") for descriptor in local], "DRAM")
+        each = dict.fromkeys(local)  # one range twice in a list ends the process when it is deregistered
+        self._registered = agent.register_memory([(*descriptor, "") for descriptor in each], "DRAM")
         try:
             descriptors = [agent.get_xfer_descs(side, "DRAM") for side in (local, remote)]
             self._handle = agent.initialize_xfer("WRITE", *descriptors, link.agent)
