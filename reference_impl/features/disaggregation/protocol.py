@@ -56,7 +56,8 @@ The rules:
  7. Credit is given in the order of the offers, and pages in the order of the prompt. Only the first transfer that lacks
     slots holds a part of what it needs, so that transfers do not wait for each other in a circle.
  8. Who cannot start a transfer says so: Refused, Stopped (`Sender.cannot_start`).
- 9. The name of a peer is one life of a worker. One that starts again has another name, and another memory.
+ 9. The name of a peer is one connection with one life of a worker. One that starts again, or that was cut off, comes
+    back under another name, and writes into another memory.
 
 As KV connectors of vLLM and Mooncake do, but there a decode worker's blocks are written directly, and rule 2 was broken
 in several (vllm#41269, sglang#24527).
@@ -76,12 +77,13 @@ class Times:
     interval: float = 0.5  # until a message without an answer is repeated
     lease: float = 5.0  # of silence, until the other side is given up
     limit: float = 60.0  # for an attempt at the receiver, for all attempts at the sender
+    credit: float = 10.0  # until a transfer that got no slot is aborted: to compute its tokens is faster by now
     stop: float = 5.0  # until a writer that was told to stop, or whose write hangs, is cut off
     unclaimed: float = 30.0  # until pages that came for a request nobody knows are dropped
     attempts: int = 3  # a number: how often a transfer is offered
 
     def __post_init__(self) -> None:
-        for name in ("interval", "lease", "limit", "stop", "unclaimed", "attempts"):
+        for name in ("interval", "lease", "limit", "credit", "stop", "unclaimed", "attempts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.lease < 2 * self.interval:
@@ -102,8 +104,9 @@ class Send:
 @dataclass(frozen=True)
 class CutOff:
     """The peer is not to be reached, or does not stop. Close the connection to it, and make sure that no write of it
-    (sender: no write to it) lands in memory that will be read or written again; pages that are HERE are still read.
-    Then feed `cut_off(peer)`. It comes once for a peer. Until then nothing of the peer is free."""
+    (sender: no write to it) lands in memory that will be used again. Pages that are HERE, which their writer has
+    finished, must stay readable until MemoryFree. Then feed `cut_off(peer)`: until then nothing of the peer is free. It
+    comes once for a peer."""
 
     peer: str
 
@@ -143,7 +146,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Check:
-    """Compare each slot's content with its digest; then feed `checked`, once or more for parts of them."""
+    """Compare each slot's content with its digest; then feed `checked`, once or more for parts of them. A slot that
+    cannot be read is wrong."""
 
     transfer: str
     attempt: int

@@ -269,6 +269,8 @@ class Receiver:
                     self._abort(found, f"no offer came within {times.lease} s", is_final=True)
                 case State.OPEN if now - found.begun_at >= times.limit:
                     self._abort(found, f"not over after {times.limit} s", is_final=True)
+                case State.OPEN if not (found.pages or found.arrived) and now - found.begun_at >= times.credit:
+                    self._abort(found, f"no slot came free within {times.credit} s", is_final=True)
                 case State.OPEN if quiet >= times.lease:
                     self._abort(found, f"{found.peer} said nothing for {times.lease} s", is_final=False)
                 case State.ABORTING if now >= found.stop_at:

@@ -5,15 +5,28 @@ true between any two events."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.features.disaggregation.messages import decode
+from reference_impl.features.disaggregation.messages import (
+    Abort,
+    Acknowledged,
+    Done,
+    Message,
+    Offer,
+    Pushed,
+    Refused,
+    Reserved,
+    Stopped,
+    decode,
+)
 from tests.examples import examples
-from tests.features.disaggregation.world import TIMES, Script, World, key_of
+from tests.features.disaggregation.world import TIMES, Script, World, digest_of, key_of
 
 NAMES = [f"t{number}" for number in range(6)]
 
@@ -195,6 +208,31 @@ def kill(world: World) -> None:
     world.kill(node, again=True)
 
 
+def lie(world: World) -> None:
+    """Any message, as far as it has the form of one."""
+    script = world.script
+    name, attempt = script.one_of(NAMES), 1 + script.below(12)
+    indices = sorted({script.below(5) for _ in range(script.below(4))})
+    kinds: dict[str, list[Message]] = {
+        "D": [
+            Offer(name, attempt, tuple(key_of(name, index) for index in range(1 + script.below(4)))),
+            Pushed(name, attempt, tuple((index, digest_of(None)) for index in indices)),
+            Abort(name, attempt, "a lie", is_final=True),
+            Stopped(name, attempt, "a lie"),
+        ],
+        "P": [
+            Reserved(name, attempt, tuple((index, index + 1) for index in indices)),
+            Acknowledged(name, attempt, tuple(indices)),
+            Done(name, attempt),
+            Refused(name, attempt, "a lie"),
+            Abort(name, attempt, "a lie", is_final=script.below(2) == 1),
+        ],
+    }
+    if nodes := [node for node in world.nodes.values() if node.is_alive]:
+        node = script.one_of(nodes)
+        world.lie(node, "L" if node.name[0] == "D" else "E", script.one_of(kinds[node.name[0]]))
+
+
 Event = Callable[[World], None]
 
 # How often each happens. Work goes on in all of them.
@@ -253,18 +291,20 @@ def end(world: World) -> None:
     for node in world.alive("D"):
         assert node.machine.num_transfers == 0
         for receiver, sender in [pair for pair in world.memory if pair[0] == node.name]:
-            is_gone = not world.nodes[sender].is_alive or (receiver, sender) in world.cut
+            is_dead = world.nodes[sender].machine is not None and not world.nodes[sender].is_alive
+            is_gone = is_dead or (receiver, sender) in world.cut
             assert not is_gone, f"the memory of {sender} was not given back"
             assert len(node.machine.free_slots(sender)) == world.num_slots
     for (receiver, transfer), is_told in world.claimed.items():
         assert is_told or (receiver, transfer) in world.released or not world.nodes[receiver].is_alive
 
 
-def run(choices: bytes, extra: dict[Event, int] | None = None) -> World:
+def run(choices: bytes, with_lies: bool = False) -> World:
     script = Script(choices)
-    more = [event for event, times in (extra or {}).items() for _ in range(times)]
-    profile = script.one_of(PROFILES) + more
+    profile = script.one_of(PROFILES) + [lie] * (20 if with_lies else 0)
     world = World(script, 1 + script.below(2), 1 + script.below(2), 1 + script.below(4))
+    if with_lies:
+        world.let_lie("L", "E")
     while not script.is_over:
         script.one_of(profile)(world)
     script.choices, script.place = choices[:2], 0
@@ -286,3 +326,28 @@ def test_nothing_wrong_is_used_nothing_leaks_and_both_sides_end(choices: bytes) 
 @given(SCRIPTS)
 def test_nothing_wrong_is_used_nothing_leaks_and_both_sides_end_under_many_schedules(choices: bytes) -> None:
     run(choices)
+
+
+@settings(max_examples=examples(100))
+@given(SCRIPTS)
+def test_a_peer_that_lies_harms_its_own_transfers_alone(choices: bytes) -> None:
+    run(choices, with_lies=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(SCRIPTS)
+def test_a_peer_that_lies_harms_its_own_transfers_alone_under_many_schedules(choices: bytes) -> None:
+    run(choices, with_lies=True)
+
+
+def test_the_schedules_reach_every_message_and_every_action() -> None:
+    rng, seen = random.Random(1), Counter[str]()
+    for _ in range(60):
+        seen += run(rng.randbytes(600)).seen
+    messages = ["P Offer", "P Pushed", "P Abort", "P Stopped"]
+    messages += ["D Reserved", "D Refused", "D Acknowledged", "D Done", "D Abort"]
+    actions = ["Write", "LetGo", "Ended", "CutOff", "Check", "PageHere", "NoMore", "Lapsed", "MemoryFree"]
+    faults = ["repeated", "lost message", "damaged message", "page damaged", "part written", "write failed"]
+    faults += ["write late", "write hangs", "killed", "offered again", "ended well", "whole"]
+    assert min(seen[what] for what in messages + actions + faults) >= 5, seen

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reference_impl.features.disaggregation.messages import MAX_DIGEST, Acknowledged, Reserved, decode, encode
+from reference_impl.features.disaggregation.messages import MAX_DIGEST, Acknowledged, Message, Reserved, decode, encode
 from reference_impl.features.disaggregation.protocol import (
     Action,
     Check,
@@ -29,7 +29,7 @@ from reference_impl.features.disaggregation.protocol import (
 from reference_impl.features.disaggregation.receiver import Receiver
 from reference_impl.features.disaggregation.sender import Sender
 
-TIMES = Times(interval=1, lease=3, limit=12, stop=3, unclaimed=6, attempts=3)
+TIMES = Times(interval=1, lease=3, limit=12, credit=5, stop=3, unclaimed=6, attempts=3)
 
 
 class Script:
@@ -66,7 +66,7 @@ class Node:
     """One life of a worker."""
 
     name: str
-    machine: Sender | Receiver
+    machine: Any  # a Sender or a Receiver; None: a peer that says anything (`lie`)
     is_alive: bool = True
     clock: float = 0.0
     elapsed: float = 0.0  # seconds that the clock went forward
@@ -111,7 +111,7 @@ class World:
         self.offered: dict[str, Offered] = {}
         self.ready: dict[str, set[int]] = defaultdict(set)
         self.claimed: dict[tuple[str, str], bool] = {}  # receiver, transfer: was NoMore said of its last attempt
-        self.attempts: dict[tuple[str, str], int] = {}  # receiver, transfer: the last one
+        self.attempts: dict[tuple[str, str, str], int] = {}  # receiver, transfer, sender: the last one
         self.released: dict[tuple[str, str], float] = {}  # receiver, transfer: when
         self.cut: set[tuple[str, str]] = set()  # who was cut off by whom
         self.seen: Counter[str] = Counter()
@@ -130,6 +130,19 @@ class World:
             self.memory[receiver.name, sender.name] = [None] * self.num_slots
             new.peers.add(other.name)
             other.peers.add(new.name)
+
+    def let_lie(self, sender: str, receiver: str) -> None:
+        """Two peers of all others, of which anything may come."""
+        self.nodes[sender] = Node(sender, None, is_alive=False)
+        self.nodes[receiver] = Node(receiver, None, is_alive=False)
+        for node in self.alive("D"):
+            node.machine.join(sender, self.num_slots)
+            self.memory[node.name, sender] = [None] * self.num_slots
+        for node in self.alive("P"):
+            node.peers.add(receiver)
+
+    def lie(self, node: Node, peer: str, message: Message) -> None:
+        self.feed(node, node.machine.received, peer, decode(encode(message)))
 
     def alive(self, role: str) -> list[Node]:
         return [node for node in self.nodes.values() if node.name[0] == role and node.is_alive]
@@ -171,10 +184,13 @@ class World:
     def do_Send(self, node: Node, action: Send) -> None:
         message = action.message
         self.seen[f"{node.name[0]} {type(message).__name__}"] += 1
+        if self.nodes[action.peer].machine is None:
+            encode(message)
+            return
         if isinstance(message, (Reserved, Acknowledged)):  # an attempt is going on
             where = (node.name, message.transfer)
-            if message.attempt > self.attempts.get(where, 0):
-                self.attempts[where] = message.attempt
+            if message.attempt > self.attempts.get((*where, action.peer), 0):
+                self.attempts[*where, action.peer] = message.attempt
                 self.claimed |= {where: False} if where in self.claimed else {}
                 if where in self.released:
                     assert node.elapsed - self.released.pop(where) >= TIMES.lease, "begun for a request that is gone"
@@ -221,6 +237,8 @@ class World:
         self.checks.append((node.name, action))
 
     def do_PageHere(self, node: Node, action: PageHere) -> None:
+        if self.nodes[action.peer].machine is None:
+            return  # who has the key is trusted for contents
         place = (node.name, action.transfer, action.index)
         assert place not in self.here
         assert place[:2] not in self.released
@@ -254,7 +272,8 @@ class World:
     def deliver(self, at: int, keep: bool = False) -> None:
         source, target, content = self.messages[at] if keep else self.messages.pop(at)
         node = self.nodes[target]
-        self.feed(node, node.machine.received, source, decode(content))
+        if node.is_alive:
+            self.feed(node, node.machine.received, source, decode(content))
 
     def land(self, flight: Flight, content: object) -> None:
         if self.may_land(flight):
@@ -283,7 +302,7 @@ class World:
             self.feed(node, node.machine.checked, check.transfer, check.attempt, right)
 
     def notice(self, node: Node) -> None:
-        if node.lost:
+        if node.lost and node.is_alive:
             peer = node.lost.pop(0)
             self.feed(node, node.machine.lost, peer)
 
@@ -299,7 +318,8 @@ class World:
     def tick(self, node: Node, seconds: float) -> None:
         node.clock += seconds
         node.elapsed += max(0, seconds)
-        self.feed(node, node.machine.tick)
+        if node.is_alive:
+            self.feed(node, node.machine.tick)
 
     def offer(self, transfer: str, sender: Node, receiver: str, num_pages: int) -> None:
         self.sizes[transfer] = num_pages
