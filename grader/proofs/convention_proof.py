@@ -9,7 +9,8 @@ Each option runs alone, directly; then draws that hold every option between them
 
 The folder's variants and mutants, each in one of these draws, by turns, directly. A cell of theirs that an option
 changes takes the same replacements. Where they do not fit its text, the next draw is tried; where none does, a variant
-takes the reference's cell and a mutant is left out; both are named. That is proven for the public form only.
+takes the reference's cell and a mutant is left out; both are named. These are proven for the public form only. So is
+which checks see a mutant, exactly: an option changes what checks can see, and here one of them has to.
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache --values
 
@@ -152,8 +153,21 @@ def prove_cases(source: Path, draws: Sequence[tuple[Option, ...]], folder: Path)
             proofs[number].left_out.append(f"{case.kind} {case.name} ({', '.join(misfits)})")
         if not misfits or (case.kind == "variant" and answers != labs[number].solved):
             submission = Submission(answers)
-            _run(labs[number].by(submission), replace(case, submission=submission), None, proofs[number])
+            lab, fitted = labs[number].by(submission), replace(case, submission=submission)
+            if case.kind == "variant":
+                _run(lab, fitted, None, proofs[number])
+            else:
+                _run_mutant(lab, fitted, proofs[number])
     return proofs
+
+
+def _run_mutant(lab: Lab, case: Case, proof: Proof) -> None:
+    """One in the form of a draw: it must lose points, by one of the checks that see it in the public form."""
+    statuses = run_directly(lab, case.submission, SECRET)
+    proof.num_cases += 1
+    if all(statuses.get(check, "passed") == "passed" for check in case.fails):
+        options = " + ".join(option.name for option in proof.options)
+        proof.problems.append(f"{options}: mutant {case.name} passes {', '.join(sorted(case.fails))}")
 
 
 def _fitted(

@@ -1,5 +1,5 @@
 # fault: lets in one request more than there are places.
-# fails: check_admit_order, check_limits, check_turn, check_engine, check_abort
+# fails: check_admit_order, check_limits, check_turn, check_engine, check_abort, check_starvation
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):

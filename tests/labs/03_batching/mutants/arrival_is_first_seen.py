@@ -1,5 +1,5 @@
 # fault: requests arrive when schedule first sees them, whatever add says.
-# fails: check_turn
+# fails: check_turn, check_starvation
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

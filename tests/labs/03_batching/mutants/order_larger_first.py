@@ -1,5 +1,5 @@
 # fault: the larger priority goes first.
-# fails: check_order, check_preemption, check_starvation
+# fails: check_order, check_preemption, check_starvation, check_return
 
 # %% nbgrader={"grade_id": "queue_order"}
 def queue_order(requests, now, aging):

@@ -1,5 +1,5 @@
 # fault: priorities end at 10.
-# fails: check_order
+# fails: check_order, check_starvation
 
 # %% nbgrader={"grade_id": "queue_order"}
 def queue_order(requests, now, aging):

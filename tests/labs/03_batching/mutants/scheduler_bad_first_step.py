@@ -1,5 +1,5 @@
 # fault: the first plan has a row for an id that nobody added, and blocks are never counted.
-# fails: check_memory, check_preemption, check_return, check_abort, check_engine, check_turn
+# fails: check_memory, check_preemption, check_return, check_abort, check_engine, check_turn, check_starvation
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

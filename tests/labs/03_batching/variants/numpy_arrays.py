@@ -27,9 +27,7 @@ def continuous_batching(lengths, max_num_seqs):
 # %% nbgrader={"grade_id": "plan_step"}
 def plan_step(running, budget):
     """Distributes `budget` new tokens. running: [(id, missing)] in order -> plan, every n at least 1."""
-    if not running:
-        return {}
-    missing = np.array([row[1] for row in running])
+    missing = np.array([row[1] for row in running], dtype=int)
     order = np.argsort(missing > 1, kind="stable")
     ends = np.minimum(missing[order].cumsum(), budget)
     plan = {running[i][0]: n for i, n in zip(order, np.diff(ends, prepend=0), strict=True) if n}
