@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,13 +19,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from reference_impl.features.disaggregation.authentication import as_first
+from reference_impl.features.disaggregation.authentication import as_first, as_second
 from reference_impl.features.disaggregation.transports import shared_memory
 from reference_impl.features.disaggregation.transports import tcp as over_tcp
 from reference_impl.features.disaggregation.transports.interface import (
@@ -34,6 +36,7 @@ from reference_impl.features.disaggregation.transports.interface import (
     WriteError,
     WriteTimeout,
 )
+from reference_impl.features.disaggregation.transports.pages import Shape, Write, Writer
 from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
 from reference_impl.features.disaggregation.transports.tcp import ANSWER, FRAME, PURPOSE, TcpTransport
 from tests.features.disaggregation.transport_peer import KEY, SLOT, SLOTS, transport_of
@@ -636,3 +639,92 @@ def test_a_writer_that_is_stopped_in_a_write_and_cut_off_changes_nothing_when_it
         # One that takes its place writes into the new memory.
         write(make("prefill-0").connect(of_new), [(page(1, SLOT), 1)])
         assert new.slot(1) == page(1, SLOT)
+
+
+# Receivers that do not do what they should.
+
+
+def hang(connection: socket.socket, over: threading.Event) -> None:
+    over.wait(LONG)
+
+
+def hang_up(connection: socket.socket, over: threading.Event) -> None:
+    connection.recv(10)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as when a link is cut
+
+
+def confirm_too_much(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(ANSWER.pack(7, 0))
+    over.wait(LONG)
+
+
+def say_too_much(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(ANSWER.pack(0, 0xFFFFFFFF) + b"no" * 1000)
+    over.wait(LONG)
+
+
+@contextmanager
+def receiver_that(does: Callable[[socket.socket, threading.Event], None] | None) -> Iterator[bytes]:
+    """The description of a memory of 8 slots of 1 MiB, whose receiver does this after the handshake; None: it does not
+    even begin that."""
+    over = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            if does is not None:
+                over_tcp._shake_hands(connection, as_second(KEY, PURPOSE, "decode-0", "it"), "it", soon())
+            (does or hang)(connection, over)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said = {"host": "127.0.0.1", "port": listener.getsockname()[1], "memory": "0"}
+        yield json.dumps(
+            {"transport": "tcp", "owner": "decode-0", "num_slots": 8, "slot_bytes": 1 << 20} | said
+        ).encode()
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("does", "expected", "is_certain"),
+    [
+        (None, "no answer by the deadline; 0 of 8 pages were sent", True),
+        (hang, "no answer by the deadline; 8 of 8 pages were sent", False),
+        (hang_up, "the connection for pages was lost", False),
+        (confirm_too_much, "it confirmed 7 frames of ", False),
+        (say_too_much, "nonono", True),
+    ],
+)
+def test_a_receiver_that_does_not_do_what_it_should_is_an_error_that_names_it(
+    does: Callable[[socket.socket, threading.Event], None] | None, expected: str, is_certain: bool
+) -> None:
+    writer = TcpTransport("prefill-0", KEY)
+    with receiver_that(does) as description:
+        link = writer.connect(description)
+        pages = [(page(slot, 1 << 20), slot) for slot in range(8)]
+        first, second = link.write(pages, soon(1)), link.write(pages, soon())
+        error = failed(first)
+        assert isinstance(error, WriteTimeout) == ("deadline" in expected)
+        assert "decode-0 at 127.0.0.1:" in str(error)
+        assert expected in str(error)
+        assert error.stopped.done() == is_certain
+        assert "decode-0 at 127.0.0.1:" in str(failed(second))  # at once, not at its own deadline
+        writer.close()  # waits for nobody
+        assert error.stopped.done() == is_certain
+
+
+def test_an_error_of_ours_in_a_write_ends_it_and_all_that_follow() -> None:
+    def do(write: Write) -> None:
+        raise ZeroDivisionError("of ours")
+
+    before = set(threading.enumerate())
+    writer = Writer("decode-0", do)
+    one, two = (Write.of([(page(1, 64), 0)], soon(), Shape(1, 64)) for _ in range(2))
+    error = failed(writer.add(one))
+    assert str(error) == "decode-0: the link to its memory failed: ZeroDivisionError: of ours"
+    assert not error.stopped.done()
+    assert str(failed(writer.add(two))) == str(error)
+    writer.close()
+    assert set(threading.enumerate()) == before

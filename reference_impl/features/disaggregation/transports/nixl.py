@@ -230,6 +230,18 @@ class _Link:
         self._transport.forget(self)
 
 
+def _merged(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int, str]]:
+    """(address, length, device) as they are registered: adjacent ones as one, and none twice, since NIXL ends the
+    process when a list with the same range twice is deregistered."""
+    merged = list[tuple[int, int]]()  # from, to
+    for address, length, _ in sorted(ranges):
+        if merged and address <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], address + length)
+        else:
+            merged.append((address, address + length))
+    return [(begin, end - begin, 0, "") for begin, end in merged]
+
+
 class _UnderWay:
     """A write that was posted. It keeps its source alive."""
 
@@ -241,8 +253,7 @@ class _UnderWay:
             (link.address + link.shape.place(slot, len(content)), len(content), 0) for content, slot in write.pages
         ]
         self._sources = sources
-        each = dict.fromkeys(local)  # one range twice in a list ends the process when it is deregistered
-        self._registered = agent.register_memory([(*descriptor, "") for descriptor in each], "DRAM")
+        self._registered = agent.register_memory(_merged(local), "DRAM")
         try:
             descriptors = [agent.get_xfer_descs(side, "DRAM") for side in (local, remote)]
             self._handle = agent.initialize_xfer("WRITE", *descriptors, link.agent)

@@ -181,7 +181,7 @@ class _Listener:
                 connection, address = self._socket.accept()
             except OSError:  # also of a connection that was gone before we came; TimeoutError
                 if not self._closing:
-                    select.select([self._socket], [], [], 0.1)  # do not spin, should files have run out
+                    time.sleep(0.01)  # do not spin, should files have run out
                 continue
             text = f"{address[0]}:{address[1]}"
             thread = threading.Thread(target=self._serve, args=(connection, text), name=f"pages of {text}", daemon=True)
@@ -325,16 +325,19 @@ class _Link:
         return connection
 
     def _send(self, connection: socket.socket, write: Write) -> None:
+        ready = select.poll()  # not select.select, which knows only the first 1,024 descriptors
+        ready.register(connection, select.POLLIN | select.POLLOUT)
+        connection.settimeout(0)
         for at in range(0, len(write.pages), _AT_ONCE):
-            if select.select([connection], [], [], 0)[0]:
-                self._read_answer(connection, write)  # which can only be a refusal
             buffers = list[memoryview | bytes]()
             for number, (content, slot) in enumerate(write.pages[at : at + _AT_ONCE], at):
                 last = number == len(write.pages) - 1
                 buffers += [FRAME.pack(self._sequence, len(content), slot, last), content]
                 self._sequence += 1
             while buffers:
-                connection.settimeout(write.seconds_left())
+                events = ready.poll(1000 * write.seconds_left())
+                if not events or events[0][1] & ~select.POLLOUT:
+                    self._read_answer(connection, write)  # which can only be a refusal, or the end of the connection
                 sent = connection.sendmsg(buffers)
                 while buffers and sent >= len(buffers[0]):
                     sent -= len(buffers.pop(0))
