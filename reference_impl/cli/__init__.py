@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -144,6 +144,16 @@ def serve(
     data_parallel_size: Annotated[
         int, typer.Option("--data-parallel-size", "--dp", min=1, help="Engines that share the requests.")
     ] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="Engines that compute prompts for those of --decode.")] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Engines that answer, where others compute prompts.")] = 0,
+    peers: Annotated[
+        str | None, typer.Option(help="HOST:PORT, of this machine, where engines of other machines join them.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="Only an engine, for --join: prefill or decode.")] = None,
+    join: Annotated[str | None, typer.Option(help="HOST:PORT of a server with --peers, to join.")] = None,
+    join_key: Annotated[
+        Path | None, typer.Option(help="A file with the key that both have, of --peers and --join.", dir_okay=False)
+    ] = None,
     router: Annotated[
         str, typer.Option(help="Which of them gets a request: prefix, least_tokens or round_robin.")
     ] = "prefix",
@@ -157,22 +167,27 @@ def serve(
     /metrics is for Prometheus and needs no API key; these do.
     """
     try:
-        from reference_impl.serving import server
+        from reference_impl.serving import joining, server
         from reference_impl.serving.supervision import Restarts
     except ImportError as error:
         fail(f"{error}. The server needs more packages: {install('serve')}")
 
+    of_engine: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+        "block_size": block_size, "gpu_memory_utilization": gpu_memory_utilization, "seed": seed,
+        "enable_prefix_caching": enable_prefix_caching, "generation_config": generation_config,
+        "kv_cache_bytes": None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
+    }  # fmt: skip
     with errors_in_a_line():
+        if role is not None or join is not None:
+            return joining.serve_as_told(folder_of(model), role, join, join_key, **of_engine)
         running = server.make(
             folder_of(model), host, port, name=served_model_name or name_of(model),
             api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
             shutdown_seconds=shutdown_seconds, trace=trace,
-            restarts=Restarts(engine_restarts, wait=engine_restart_wait), max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
-            gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
-            tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
-            generation_config=generation_config, data_parallel_size=data_parallel_size, router=router,
-            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
+            restarts=Restarts(engine_restarts, wait=engine_restart_wait), tool_call_parser=tool_call_parser,
+            chat_template=chat_template, data_parallel_size=data_parallel_size, router=router, prefill=prefill,
+            decode=decode, peers_port=joining.port_of(peers, join_key), **of_engine,
         )  # fmt: skip
     running.serve()
     if running.failure is not None:

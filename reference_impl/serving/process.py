@@ -108,6 +108,9 @@ class EngineProcess:
         if not self._writer.is_closing():
             self._writer.write(_packed(command))  # into a buffer, from which it goes when the engine reads
 
+    def kill(self) -> None:
+        self._process.kill()
+
     async def end(self, seconds: float) -> None:
         self._ending = True
         if self._reading is None:  # it never began
@@ -144,6 +147,9 @@ class _Link:
         except (EOFError, ConnectionError):
             os._exit(1)
 
+    def begin(self) -> None:
+        """Commands will be asked for from now on."""
+
     def put(self, message: Message) -> None:
         try:
             self._connection.sendall(_packed(message))
@@ -156,6 +162,7 @@ def main() -> None:
     link = _Link(socket.socket(fileno=int(sys.argv[1])))
     make = link.get()
     from reference_impl.models.embedding_defaults import EmbeddingDefaults
+    from reference_impl.serving.peers import connected
     from reference_impl.serving.worker import Worker, freeze
 
     try:
@@ -164,11 +171,13 @@ def main() -> None:
         link.put((str(error), 0, 0, "", {}, EmbeddingDefaults()))
         return
     freeze()
-    worker = Worker(llm, link, link.put)
+    commands = connected(llm, link)
+    worker = Worker(llm, commands, commands.put)
     engine = llm.engine
     size, longest = engine.model.config.vocab_size, engine.max_model_len
     defaults = llm.sampling_defaults, llm.embedding_defaults
     link.put((None, size, longest, engine.config.acceptance, *defaults))
+    commands.begin()
     worker.run()
 
 

@@ -8,7 +8,8 @@ and it runs them between two steps; what a step gave comes back as one message, 
     of a supervised engine (supervision.py) also    ("restarting", how)    ("restarted",)
     of a fleet (fleet.py) also    ("lost", numbers, why, again)    one of its engines, with these streams
 
-number: of a command that is answered, and of the stream that it starts. None ends the engine.
+number: of a command that is answered, and of the stream that it starts; the answer to "start" has the seed of each
+prompt. None ends the engine.
 """
 
 from __future__ import annotations
@@ -116,6 +117,10 @@ class EngineHost(Protocol):
 
     async def end(self, seconds: float) -> None:
         """Ends the engine; waits at most this long for the running step."""
+        ...
+
+    def kill(self) -> None:
+        """Ends its process at once; then it is lost, as if it had ended by itself."""
         ...
 
 

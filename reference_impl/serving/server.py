@@ -13,8 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,12 +23,9 @@ from fastapi import FastAPI
 
 from reference_impl.features.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig, make_app
-from reference_impl.serving.fleet import Fleet
+from reference_impl.serving.engines import make_engines
 from reference_impl.serving.limits import LimitedProtocol
 from reference_impl.serving.runner import EngineHost, Runner, Unavailable
-from reference_impl.serving.supervision import Restarts, SupervisedEngine
-from reference_impl.serving.worker import load
-from reference_impl.simulation.routers import ROUTERS
 
 logger = logging.getLogger("inferlab.serving")
 TRACE_SECONDS = 30.0  # for the timeline at the end
@@ -148,7 +144,6 @@ def make(
     port: int,
     *,
     name: str,
-    dtype: str | None = None,
     api_keys: tuple[str, ...] = (),
     max_unfinished: int = 512,
     max_body_bytes: int = 4 << 20,
@@ -156,51 +151,27 @@ def make(
     trace: Path | None = None,
     tool_call_parser: str | None = None,
     chat_template: Path | None = None,
-    restarts: Restarts | None = None,
-    data_parallel_size: int = 1,
-    router: str = "prefix",
     **engine_options: Any,
 ) -> ModelServer:
-    """Loads the model in a process of its own. Raises ValueError or OSError where model, options or address are wrong.
+    """Loads the model in one process or several. ValueError or OSError where model, options or address are wrong.
 
-    chat_template: a file used in place of the folder's own. restarts: those of that process, see Restarts for the
-    default. data_parallel_size: engines that share the requests, each in a process of its own; router: how, see
-    `Fleet`. Other options: see ServerConfig, ModelServer, EngineConfig.
+    chat_template: a file, for the folder's own. Other options: see ServerConfig, ModelServer, `make_engines`.
     """
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes, tool_call_parser=tool_call_parser)
-    if router not in ROUTERS:
-        raise ValueError(f"router: expected one of {', '.join(ROUTERS)}, got {router!r}")
-    make_engine = functools.partial(load, model, dtype, data_parallel_size, **engine_options)
     prompts = ChatEncoder(model)
     if chat_template is not None:
         prompts.templates.take(chat_template)
     for broken in prompts.templates.broken():
         logger.warning("conversations will be refused: %s", broken)
-    engine = _engines(functools.partial(SupervisedEngine, make_engine, prompts, restarts or Restarts()),
-                      data_parallel_size, router)  # fmt: skip
+    engine = make_engines(model, prompts, **engine_options)
     if engine.acceptance != "exact":
         logger.warning(
             "draft tokens are kept by %s acceptance, which is lossy: with a temperature texts are not distributed as "
             "the model's, nor those of their seeds", engine.acceptance,
         )  # fmt: skip
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
-
-
-def _engines(start: Callable[[], SupervisedEngine], count: int, router: str) -> EngineHost:
-    """One engine, or a fleet of those that start. Raises what the first of them raises that does not."""
-    if count == 1:
-        return start()
-    with ThreadPoolExecutor(count) as pool:
-        starting = [pool.submit(start) for _ in range(count)]
-    errors = [error for each in starting if (error := each.exception()) is not None]
-    if errors:
-        for each in starting:
-            if each.exception() is None:
-                asyncio.run(each.result().end(0))
-        raise errors[0]
-    return Fleet([each.result() for each in starting], router)
 
 
 def _bind(host: str, port: int) -> socket.socket:

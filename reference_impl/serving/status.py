@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,7 @@ def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
     now, requests, events = engine.clock.now(), list(engine.requests.values()), engine.trace.events[-5000:]
     steps = [event for event in events if isinstance(event, StepDone) and event.finished_at > now - SECONDS]
     return {
+        "pid": os.getpid(),
         "running": engine.scheduler.num_running,
         "waiting": engine.scheduler.num_waiting,
         "blocks": engine.num_blocks,

@@ -61,6 +61,9 @@ class SupervisedEngine:
         if self.is_alive:
             self._engine.send(command)
 
+    def kill(self) -> None:
+        self._engine.kill()
+
     async def end(self, seconds: float) -> None:
         if self._restarting is not None and not self._restarting.done():
             self._restarting.cancel()

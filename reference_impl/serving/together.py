@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from reference_impl.serving.runner import EngineHost, Message
 
-_LINE = ("running", "waiting", "blocks", "blocks_available", "hit_rate", "tokens_per_second")
+_LINE = ("pid", "running", "waiting", "blocks", "blocks_available", "hit_rate", "tokens_per_second")
 
 
 @dataclass
@@ -28,10 +28,11 @@ class _Asked:
 
 
 class Questions:
-    """Asks engines, and tells `receive` what they say together."""
+    """Asks engines, and tells `receive` what they say together. roles: what each is for, if that differs."""
 
     def __init__(self, engines: Sequence[EngineHost], receive: Callable[[Message], None]):
         self._engines, self._receive = engines, receive
+        self.roles = [""] * len(engines)
         self._asked: dict[int, _Asked] = {}  # by number
 
     def ask(self, number: int, name: str, arguments: tuple[Any, ...], serving: set[int]) -> None:
@@ -76,7 +77,10 @@ class Questions:
         if asked.name == "metrics":
             return merged_metrics(asked.answers)
         if asked.name == "status":
-            return {"engines": [asked.answers.get(engine) for engine in range(len(self._engines))]}
+            return {
+                "engines": [asked.answers.get(engine) for engine in range(len(self._engines))],
+                "roles": self.roles,
+            }
         return asked.answers[min(asked.answers)]
 
 
@@ -89,8 +93,9 @@ def of_one_engine(found: dict[str, Any], wanted: int) -> dict[str, Any]:
     served = [number for number, status in enumerate(each) if status is not None]
     chosen = wanted if wanted in served else served[0]
     lines = [
-        {"engine": number, "serves": status is not None} | {name: (status or {}).get(name) for name in _LINE}
-        for number, status in enumerate(each)
+        {"engine": number, "role": role, "serves": status is not None}
+        | {name: (status or {}).get(name) for name in _LINE}
+        for number, (role, status) in enumerate(zip(found["roles"], each, strict=True))
     ]
     return (each[chosen] or {}) | {"engine": chosen, "engines": lines}
 

@@ -19,12 +19,19 @@ from reference_impl.serving.runner import Message
 
 if TYPE_CHECKING:
     from reference_impl.assembly.llm import LLM, Generation
+    from reference_impl.interfaces.pages import PageStore
 
 logger = logging.getLogger("inferlab.serving")
 TRACE_EVENTS = 20_000  # that a server keeps
 
 
-def load(model: Path, dtype: str | None = None, num_engines: int = 1, **engine_options: Any) -> LLM:
+def load(
+    model: Path,
+    dtype: str | None = None,
+    num_engines: int = 1,
+    page_store: PageStore | None = None,
+    **engine_options: Any,
+) -> LLM:
     """Loads an LLM with a WatchedTrace. num_engines: how many share this machine's cores. Raises ValueError or OSError
     where the folder or the options are wrong."""
     import torch  # which the process of the event loop does without
@@ -33,7 +40,8 @@ def load(model: Path, dtype: str | None = None, num_engines: int = 1, **engine_o
 
     if num_engines > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_engines))
-    llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
+    parts = Parts(trace=WatchedTrace(TRACE_EVENTS), page_store=page_store)
+    llm = LLM(model, dtype=dtype, parts=parts, **engine_options)
     began = time.monotonic()
     if captured := llm.engine.capture_graphs():  # before the first request
         logger.info("%d CUDA graphs captured in %.0f s", captured, time.monotonic() - began)
@@ -115,7 +123,9 @@ class Worker:
                 case None:
                     return False
                 case "start", number, *request:
-                    self._report(("answer", number, None, self._start(number, *request)))
+                    refusal = self._start(number, *request)
+                    seeds = [first.request.seed for first in self._streams.get(number, ())]
+                    self._report(("answer", number, seeds, refusal))
                 case "leave", number:
                     self._leave(number)
                 case "ask", number, name, arguments:
@@ -139,7 +149,8 @@ class Worker:
                 name = request_id if len(prompts) == 1 else f"{request_id}-{p}"
                 firsts.append(first := self.llm.start(prompt, sampling, request_id=name, **options))
                 for s, sample in enumerate((first, *first.others)):
-                    self._samples[sample.request.id] = _Sample(sample, first, number, p * sampling.n + s)
+                    sent = sample.request.num_resumed_tokens
+                    self._samples[sample.request.id] = _Sample(sample, first, number, p * sampling.n + s, sent)
         except ValueError as error:
             return str(error)
         except BaseException as error:  # of this request alone, as a tokenizer that cannot say its prompt's last words

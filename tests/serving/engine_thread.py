@@ -9,8 +9,19 @@ import threading
 from collections.abc import Callable
 
 from reference_impl import LLM
+from reference_impl.serving.peers import connected
 from reference_impl.serving.runner import Message
 from reference_impl.serving.worker import Worker
+
+
+class _Connection:
+    """What is a socket between two processes."""
+
+    def __init__(self, commands: queue.SimpleQueue[Message | None], report: Callable[[Message], None]):
+        self.get, self.put = commands.get, report
+
+    def begin(self) -> None:
+        pass
 
 
 class EngineThread:
@@ -35,9 +46,14 @@ class EngineThread:
             with contextlib.suppress(RuntimeError):  # a step may end after the loop was closed
                 loop.call_soon_threadsafe(receive, message)
 
-        self.worker = Worker(self.llm, self._commands, report)
+        connection = connected(self.llm, _Connection(self._commands, report))
+        self.worker = Worker(self.llm, connection, connection.put)
         self._thread = threading.Thread(target=self.worker.run, name="engine", daemon=True)
         self._thread.start()
+        connection.begin()
+
+    def kill(self) -> None:
+        raise NotImplementedError("a thread cannot be killed")
 
     async def end(self, seconds: float) -> None:
         self.send(None)

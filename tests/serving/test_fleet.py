@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.assembly.parts import Parts
+from reference_impl.features.handover.progress import Progress
 from reference_impl.serving.app import ServerConfig
-from reference_impl.serving.fleet import Fleet, pages_of
+from reference_impl.serving.fleet import MOVES, Fleet, pages_of
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.server import ModelServer, make
 from reference_impl.simulation.workloads.request import PAGE_TOKENS
@@ -63,10 +64,10 @@ class Bench:
     async def begin(self) -> None:
         await self.fleet.begin(self.said.append)
 
-    def start(self, number: int, prompt: list[int] | None = None, **options: Any) -> int:
+    def start(self, number: int, prompt: list[int] | None = None, n: int = 1, **options: Any) -> int:
         """The engine that got it."""
         before = [len(engine.got) for engine in self.engines]
-        self.fleet.send(("start", number, f"r{number}", [prompt or [1, 2, 3]], None, options))
+        self.fleet.send(("start", number, f"r{number}", [prompt or [1, 2, 3]], SamplingParams(n=n), options))
         [got] = [i for i, engine in enumerate(self.engines) if len(engine.got) > before[i]]
         return got
 
@@ -88,24 +89,79 @@ async def test_requests_go_round_and_leave_where_they_went() -> None:
     b.fleet.send(("leave", 1))
     b.fleet.send(("leave", 77))
     assert b.engines[1].got[1:] == [("leave", 1)]
-    b.engines[2].say(("answer", 2, None, "too long"))
-    b.engines[0].say(("step", [(0, 0, "a")], []))
-    assert b.said == [("answer", 2, None, "too long"), ("step", [(0, 0, "a")], [])]
+    b.engines[2].say(("answer", 2, [], "too long"))
+    b.engines[0].say(("answer", 0, [5], None))
+    b.engines[0].say(("step", [row(0, "a", [7]), row(1, "it has left", [7])], [(0, (3, 1, 0))]))
+    assert b.said == [
+        ("answer", 2, None, "too long"), ("answer", 0, None, None), ("step", [row(0, "a", [7])], [(0, (3, 1, 0))])
+    ]  # fmt: skip
+
+
+def row(number: int, text: str, tokens: list[int], index: int = 0, finish_reason: str | None = None) -> tuple[Any, ...]:
+    """The number of a stream, and the fields of a `Piece`."""
+    return (number, index, text, tokens, [], finish_reason, None, None, None, None, None)
 
 
 @in_a_loop
-async def test_an_engine_that_restarts_loses_its_own_streams_and_gets_no_new_ones_until_it_serves() -> None:
+async def test_streams_of_a_lost_engine_go_on_in_another_one_without_a_gap_or_a_repeat() -> None:
+    b = Bench(2)
+    await b.begin()
+    assert [b.start(0, n=2), b.start(1), b.start(2)] == [0, 1, 0]
+    b.engines[0].say(("answer", 0, [55], None))
+    pieces = [row(0, "one ", [7, 8]), row(0, "two", [9], 1), row(0, "", [10], 1, "stop")]
+    b.engines[0].say(("step", pieces, []))
+    b.said.clear()
+    b.engines[0].say(("restarting", "restarting (try 1 of 3): killed"))
+    again, anew = b.engines[1].got[-2:]
+    assert b.said == [("lost", [], "engine 0 is restarting (try 1 of 3): killed", True)]
+    assert anew[:3] == ("start", 2, "r2"), "nothing was known of it"
+    kind, part, _, prompts, sampling, options = again
+    assert (kind, prompts, sampling.n, part < 0) == ("start", [[1, 2, 3]], 1, True)
+    assert options["resume"] == Progress(55, (7, 8), num_unstreamed=2)
+    b.engines[1].say(("answer", part, [55], None))
+    b.engines[1].say(("step", [row(part, "one th", [9])], []))  # it reads the text from its beginning
+    b.engines[1].say(("step", [row(part, "ree", [4], 0, "length")], [(part, (3, 5, 0))]))
+    assert b.said[1:] == [
+        ("step", [row(0, "th", [9])], []), ("step", [row(0, "ree", [4], 0, "length")], [(0, (3, 6, 0))])
+    ]  # fmt: skip
+    b.fleet.send(("leave", 0))
+    assert b.engines[1].got[-1] == ("leave", part)
+
+
+@in_a_loop
+async def test_what_moves_no_more_is_lost() -> None:
+    b = Bench(4)
+    await b.begin()
+    assert [b.start(number) for number in range(2)] == [0, 1]
+    b.start(9, pooling="last")
+    for number in (0, 1):
+        b.engines[number].say(("answer", number, [5], None))
+    b.engines[2].say(("failed", "a bad step"))
+    assert b.said[-1][1] == [9], "what is pooled has no answer to go on with"
+    where = 0
+    for _ in range(MOVES):
+        b.engines[where].say(("failed", "this request's"))
+        assert b.said[-1][1] == []
+        where = next(n for n in (1, 3) if any(c[1] < 0 for c in b.engines[n].got) and n in b.fleet.serving)
+    part = b.engines[where].got[-1][1]
+    b.engines[where].say(("answer", part, [5], "too long here"))
+    assert b.said[-1] == ("lost", [0], "another engine does not go on: too long here", False)
+
+
+@in_a_loop
+async def test_an_engine_that_restarts_gets_no_new_streams_until_it_serves() -> None:
     b = Bench(2)
     await b.begin()
     assert [b.start(number) for number in range(3)] == [0, 1, 0]
     b.engines[0].say(("restarting", "restarting (try 1 of 3): killed"))
-    assert b.said == [("lost", [0, 2], "engine 0 is restarting (try 1 of 3): killed", True)]
+    assert b.said == [("lost", [], "engine 0 is restarting (try 1 of 3): killed", True)]
     assert [b.start(number) for number in range(10, 14)] == [1, 1, 1, 1]
     b.engines[0].say(("restarted",))
     assert len(b.said) == 1, "the server served all the time"
     assert sorted(b.start(number) for number in range(20, 22)) == [0, 1]
     b.fleet.send(("leave", 0))
-    assert b.engines[0].got[-1][0] == "start", "what was lost is not left"
+    assert b.engines[0].got[-1][0] == "start"
+    assert b.engines[1].got[-1] == ("leave", 0), "it went there"
 
 
 @in_a_loop
@@ -215,21 +271,22 @@ def engines_of(server: int) -> list[int]:
     return [child for child in children(server) if command in Path(f"/proc/{child}/cmdline").read_text()]
 
 
-def test_one_engines_end_fails_its_own_streams_only(inferlab: Any, until: Any) -> None:
+def test_when_an_engine_is_killed_another_goes_on_with_its_streams(inferlab: Any, until: Any) -> None:
     options = ("--dtype", "float32", "--dp", "2", "--router", "round_robin", "--engine-restart-wait", "0.2")
     running = inferlab(*options)
-    ended: dict[int, str] = {}
+    texts: dict[int, list[str]] = {}
     with httpx.Client(base_url=running.url, timeout=600) as client:
+        whole = client.post(COMPLETIONS, json=LONG | {"stream": False}).json()["choices"][0]["text"]
         expected = client.post(COMPLETIONS, json=SHORT).json()["choices"][0]["text"]
         first, second = engines_of(running.pid)
         begun = [threading.Event(), threading.Event()]
 
         def stream(number: int) -> None:
             with client.stream("POST", COMPLETIONS, json=LONG) as answer:
-                lines = answer.iter_lines()
-                next(lines)
-                begun[number].set()
-                ended[number] = [line for line in lines if line][-1]
+                texts[number] = []
+                for line in answer.iter_lines():
+                    texts[number].append(line)
+                    begun[number].set()
 
         streams = [threading.Thread(target=stream, args=(number,)) for number in (0, 1)]
         for number, thread in enumerate(streams):
@@ -238,16 +295,11 @@ def test_one_engines_end_fails_its_own_streams_only(inferlab: Any, until: Any) -
         os.kill(second, signal.SIGKILL)
         for thread in streams:
             thread.join(600)
-        lost = {
-            n: json.loads(last.removeprefix("data: "))["error"]["message"]
-            for n, last in ended.items()
-            if "error" in last
-        }
-        assert len(lost) == 1, ended
-        [said] = lost.values()
-        assert "is restarting (try 1 of 3)" in said
-        assert "killed by signal 9" in said
-        assert [ended[n] for n in ended if n not in lost] == ["data: [DONE]"]
+        for lines in texts.values():
+            events = [line.removeprefix("data: ") for line in lines if line]
+            assert events[-1] == "[DONE]"
+            pieces = [choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"]]
+            assert "".join(pieces) == whole
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
         assert [client.post(COMPLETIONS, json=SHORT).json()["choices"][0]["text"] for _ in range(3)] == [expected] * 3
         until(lambda: all(e["serves"] for e in client.get("/status.json").json()["engines"]), "it is back")

@@ -1,0 +1,58 @@
+"""An engine's page store whose pages come from peers and go to them: see `endpoint.py`.
+
+A load gives what has arrived, in the memory into which the peer wrote it; a save pushes what a peer waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from reference_impl.features.disaggregation.endpoint import Endpoint
+
+
+class PeerStore:
+    """A `PageStore` that `OwnsBuffers` and `WantsPages`."""
+
+    timeout = 30.0
+
+    def __init__(self) -> None:
+        self.endpoint: Endpoint | None = None  # none before the engine, which it needs to know, is made
+
+    def num_stored(self, keys: Sequence[bytes]) -> int:
+        endpoint = self._ready()
+        return next((i for i, key in enumerate(keys) if endpoint.page(key) is None), len(keys))
+
+    @property
+    def wants_any(self) -> bool:
+        return self._ready().wants_any
+
+    def wanted(self, keys: Sequence[bytes]) -> list[bytes]:
+        return self._ready().wanted(keys)
+
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[memoryview]]:
+        endpoint, future = self._ready(), Future[Sequence[memoryview]]()
+        pages = [page for key in keys if (page := endpoint.page(key)) is not None]
+        if len(pages) < len(keys):
+            future.set_exception(KeyError(f"{len(keys) - len(pages)} of {len(keys)} pages are not here any more"))
+        else:
+            future.set_result(pages)
+        return future
+
+    def page_buffers(self, keys: Sequence[bytes], layers: range, num_bytes: int) -> Sequence[memoryview]:
+        return [memoryview(bytearray(num_bytes)) for _ in keys]
+
+    def save(self, pages: Mapping[bytes, Any]) -> Future[None]:
+        self._ready().push(pages)
+        future = Future[None]()
+        future.set_result(None)
+        return future
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """Nothing: a request lets go of its transfer's pages when it has begun to write."""
+
+    def _ready(self) -> Endpoint:
+        if self.endpoint is None:
+            raise RuntimeError("a PeerStore needs an endpoint before its engine runs: set it")
+        return self.endpoint

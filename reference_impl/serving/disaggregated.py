@@ -1,0 +1,234 @@
+"""Prefill and decode in engines of their own, behind one server (DistServe, Zhong et al. 2024; Splitwise, Patel et al.
+2024; Mooncake, Qin et al. 2024).
+
+    a request -> a decode engine, where it waits until its pages have come or will not come, and
+              -> a prefill engine, which computes its prompt and pushes the pages there, chunk by chunk
+
+An engine is told nothing of its role: any of them can do both, and the router decides. So where a role has no engine
+left, the others do its work. A prompt that is short, or that the decode engine has had before, stays with it.
+
+What engines say to each other goes through here (`relay`); pages do not. An engine that leaves PINGS pings unanswered
+is stopped or hangs: it is ended, and its streams go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice, product
+from typing import Any
+
+from reference_impl.interfaces import SamplingParams
+from reference_impl.interfaces import pages as transfer_pages
+from reference_impl.serving.fleet import Fleet, asked, pages_of
+from reference_impl.serving.joining import ROLES, PeersPort
+from reference_impl.serving.runner import EngineHost, Message
+from reference_impl.simulation.routers import ROUTERS
+
+logger = logging.getLogger("inferlab.serving")
+MIN_PAGES = 4
+PINGS = 4
+MOST_PAGES = 1 << 18  # that are remembered of an engine: 4 million tokens
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, detokenize=False)  # of a prompt that is computed for another
+
+
+@dataclass
+class _Prefill:
+    """A prompt that a prefill engine computes. stream: by which its client knows it."""
+
+    engine: int
+    stream: int
+
+
+class Disaggregated(Fleet):
+    """A fleet whose first num_prefill engines compute prompts. min_pages: how many a decode engine must lack so that a
+    prompt goes through one of them. seconds: in which an engine answers. peers_port: where others may join."""
+
+    def __init__(
+        self,
+        engines: Sequence[EngineHost],
+        num_prefill: int,
+        router: str = "prefix",
+        min_pages: int = MIN_PAGES,
+        seconds: float = 30.0,
+        peers_port: PeersPort | None = None,
+    ):
+        super().__init__(engines, router)
+        self.min_pages, self.seconds, self._router, self._peers_port = min_pages, seconds, router, peers_port
+        self.questions.roles = ["prefill"] * num_prefill + ["decode"] * (len(engines) - num_prefill)
+        self._assigned()
+        self.names: dict[int, str] = {}  # of engines, as their peers know them
+        self._refused: set[tuple[str, str]] = set()  # pairs of names that cannot meet
+        self._prefills: dict[int, _Prefill] = {}  # by number of the stream in the prefill engine
+        self._life, self._transfers = uuid.uuid4().hex, count(1)
+        self._unanswered: dict[int, int] = {}  # pings, by engine
+        self._had: dict[int, dict[int, None]] = {n: {} for n in range(len(engines))}  # pages, the oldest first
+
+    async def begin(self, receive: Callable[[Message], None]) -> None:
+        await super().begin(receive)
+        self._watching = asyncio.create_task(self._watch())
+        if self._peers_port is not None:
+            await self._peers_port.open(self)
+
+    async def end(self, seconds: float) -> None:
+        self._watching.cancel()
+        if self._peers_port is not None:
+            await self._peers_port.close()
+        await super().end(seconds)
+
+    async def _watch(self) -> None:
+        """By number of pings and not by the clock: when this process was stopped itself, it is nobody's fault."""
+        while True:
+            await asyncio.sleep(self.seconds / PINGS)
+            for engine in list(self._unanswered):
+                if self._unanswered[engine] >= PINGS:
+                    logger.error("engine %d has said nothing for %g s: it is ended", engine, self.seconds)
+                    del self._unanswered[engine]
+                    self.engines[engine].kill()
+                else:
+                    self._unanswered[engine] += 1
+                    self.engines[engine].send(("ping",))
+
+    # --- roles ------------------------------------------------------------------------------------------------------
+
+    def _assigned(self) -> None:
+        """What follows from the roles. Routers begin anew: they only guess what is cached where."""
+        roles = self.questions.roles
+        self.prefill, self.decode = ([n for n, role in enumerate(roles) if role == each] for each in ROLES)
+        self._choose_prefill, self._choose_decode = (
+            ROUTERS[self._router](len(each)) for each in (self.prefill, self.decode)
+        )
+
+    async def join(self, engine: EngineHost, role: str) -> None:
+        """Takes in one more engine."""
+        number = len(self.engines)
+        self.engines.append(engine)
+        self._had[number] = {}
+        self.questions.roles.append(role)
+        self._assigned()
+        await engine.begin(partial(self.said, number))
+        self.serving.add(number)
+
+    def assign(self, engine: int, role: str) -> None:
+        """Gives an engine another role; what it has begun it ends. ValueError where the other one would have none."""
+        others = [each for n, each in enumerate(self.questions.roles) if n != engine and n in self.serving]
+        if role not in ROLES or set(others) | {role} != set(ROLES):
+            raise ValueError(f"role: expected one of {', '.join(ROLES)}, so that each has an engine, got {role!r}")
+        self.questions.roles[engine] = role
+        self._assigned()
+        self._meet(engine)
+
+    def _meet(self, engine: int) -> None:
+        """Lets those meet that will exchange pages, as soon as both are there."""
+        for prefill, decode in product(self.prefill, self.decode):
+            if engine in (prefill, decode) and prefill in self.names and decode in self.names:
+                self.engines[prefill].send(("meet", self.names[decode]))
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def send(self, command: Message) -> None:
+        match command:
+            case "leave", number:
+                for prefill in [n for n, found in self._prefills.items() if found.stream == number]:
+                    self._end(prefill)
+        super().send(command)
+
+    def route(self, request_id: str, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> int:
+        chosen = self.decode[self._choose_decode(asked(request_id, prompts, options))]
+        order = [*_from(chosen, self.decode), *self.prefill]
+        return next((engine for engine in order if engine in self.serving), chosen)
+
+    def start(self, command: Message, engine: int) -> None:
+        """Gives a request to a decode engine, and its prompts to prefill engines first where that is worth it."""
+        _, number, request_id, prompts, sampling, options = command
+        transfers: dict[str, str] = {}  # and who sends each
+        if options.get("pooling") is None and sampling.prompt_logprobs is None:
+            for prompt in prompts:
+                if self._num_new(engine, prompt, options) >= self.min_pages:
+                    transfers |= self._compute(self.public(number), request_id, prompt, options, engine)
+        if transfers:
+            options = {**options, "transfers": transfers}
+        super().start(("start", number, request_id, prompts, sampling, options), engine)
+
+    def _num_new(self, engine: int, prompt: Sequence[int], options: Mapping[str, Any]) -> int:
+        """How many pages of a prompt the engine has not had, as far as is known here. It has had them from now on."""
+        salt = str(options.get("cache_salt") or "")
+        had, pages = self._had[engine], pages_of(prompt[:-1], salt, transfer_pages.PAGE_TOKENS)
+        num_new = sum(page not in had for page in pages)
+        had.update(dict.fromkeys(pages))
+        for page in [*islice(had, max(0, len(had) - MOST_PAGES))]:
+            del had[page]
+        return num_new
+
+    def _compute(
+        self, stream: int, request_id: str, prompt: Sequence[int], options: Mapping[str, Any], decode: int
+    ) -> dict[str, str]:
+        """Lets a prefill engine compute a prompt; {transfer: its name}, or nothing where none can."""
+        chosen = self.prefill[self._choose_prefill(asked(request_id, [prompt], options))]
+        able = (n for n in _from(chosen, self.prefill) if n in self.serving and n in self.names and n != decode)
+        prefill = next(able, None)
+        if prefill is None or decode not in self.names:
+            return {}
+        sender, receiver = self.names[prefill], self.names[decode]
+        if (sender, receiver) in self._refused:
+            return {}
+        transfer, number = f"{next(self._transfers)}.{self._life}", next(self.numbers)
+        self._prefills[number] = _Prefill(prefill, stream)
+        own = {name: options[name] for name in ("cache_salt", "priority") if name in options}
+        request = f"{request_id}.{transfer}", [prompt], ONE_TOKEN, {**own, "push_to": (transfer, receiver)}
+        self.engines[prefill].send(("start", number, *request))
+        return {transfer: sender}
+
+    def _end(self, number: int) -> None:
+        self.engines[self._prefills.pop(number).engine].send(("leave", number))
+
+    # --- what engines say -------------------------------------------------------------------------------------------
+
+    def said(self, engine: int, message: Message) -> None:
+        match message:
+            case ("pong",):
+                self._unanswered[engine] = 0
+            case "here", name:
+                self.names[engine], self._unanswered[engine] = name, 0
+                self._meet(engine)
+            case "relay", peer, content:
+                self._relay(engine, peer, content)
+            case "refused", peer, why:
+                logger.error("engine %d cannot push pages to another: %s", engine, why)
+                self._refused.add((self.names[engine], peer))
+            case "answer", number, _, refusal if number in self._prefills:
+                if refusal is not None:  # the decode engine computes the prompt, or refuses it too
+                    self._end(number)
+            case _:
+                if message[0] == "step":
+                    for number, _, _, _, _, finish_reason, *_ in message[1]:
+                        if number in self._prefills and finish_reason is not None:
+                            self._end(number)
+                super().said(engine, message)
+
+    def _relay(self, engine: int, peer: str, content: bytes) -> None:
+        target = next((n for n, name in self.names.items() if name == peer), None)
+        if target is None:
+            self.engines[engine].send(("gone", peer))
+        else:
+            self.engines[target].send(("relay", self.names[engine], content))
+
+    def lose(self, engine: int, how: str, again: bool) -> None:
+        self._had[engine].clear()
+        self._unanswered.pop(engine, None)
+        for number in [number for number, found in self._prefills.items() if found.engine == engine]:
+            del self._prefills[number]
+        if (name := self.names.pop(engine, None)) is not None:
+            for other in self.names:
+                self.engines[other].send(("gone", name))
+        super().lose(engine, how, again)
+
+
+def _from(first: int, engines: Sequence[int]) -> list[int]:
+    """All engines of a role, the chosen one first."""
+    at = engines.index(first)
+    return [*engines[at:], *engines[:at]]
