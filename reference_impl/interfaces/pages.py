@@ -3,7 +3,7 @@ the KV manager must, see `FetchesPages`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reference_impl.interfaces.blocks import Page
@@ -38,13 +38,14 @@ class HoldsPages(Protocol):
         """The bytes of a layer of a page."""
         ...
 
-    def gather_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
-        """Copies these layers of each page into the page's buffer, of layer_bytes x layers bytes. Waits for the
-        device."""
+    def gather_pages(self, pages: Sequence[Page], layers: range, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Copies these layers of each page into the page's buffer, of layer_bytes x layers bytes; yields each buffer
+        when it is full, to be sealed while a CPU still has it at hand. Waits for the device."""
         ...
 
-    def scatter_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
-        """Copies each page's buffer, as `gather_pages` fills it, into these layers of the page."""
+    def scatter_pages(self, pages: Sequence[Page], layers: range, buffers: Iterable[memoryview]) -> None:
+        """Copies each page's buffer, as `gather_pages` fills it, into these layers of the page. Takes one buffer after
+        another, each when it has written those before: taking one may check it, and raise an error."""
         ...
 
 

@@ -70,7 +70,7 @@ def test_a_page_is_its_layers_and_heads_one_after_another(
     for layers in (range(LAYERS), range(1, 2), range(1, 3)):
         num_bytes = len(layers) * held.layer_bytes
         buffers = [memoryview(memory)[3 : 3 + num_bytes], *(memoryview(bytearray(num_bytes)) for _ in pages[1:])]
-        held.gather_pages(pages, layers, buffers)
+        list(held.gather_pages(pages, layers, buffers))
         for page, buffer in zip(pages, buffers, strict=True):
             whole = page_by_hand(cache, page.block, page.part)
             assert len(whole) == LAYERS * held.layer_bytes
@@ -87,7 +87,7 @@ def test_a_page_goes_where_it_belongs_and_nowhere_else(kv_dtype: str, block_size
     layers = range(1, LAYERS)
     read, written = CachePages(source), CachePages(target, via_host)
     buffers = [memoryview(bytearray(2 * read.layer_bytes)) for _ in moved]
-    read.gather_pages([page for page, _ in moved], layers, buffers)
+    list(read.gather_pages([page for page, _ in moved], layers, buffers))
     written.scatter_pages([page for _, page in moved], layers, [memoryview(bytes(each)) for each in buffers])
     came = {page[1:]: origin for origin, page in moved}
     for place in itertools.product(range(BLOCKS), range(block_size // 16)):
@@ -101,7 +101,7 @@ def test_a_buffer_of_another_size_is_refused() -> None:
     held = CachePages(cache_of())
     size = held.layer_bytes
     with pytest.raises(ValueError, match=f"expected a buffer of {size} bytes for 1 layers, got {size - 1}"):
-        held.gather_pages([Page(b"", 0)], range(1), [memoryview(bytearray(size - 1))])
+        list(held.gather_pages([Page(b"", 0)], range(1), [memoryview(bytearray(size - 1))]))
     assert isinstance(held, HoldsPages)
 
 

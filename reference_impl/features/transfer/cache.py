@@ -9,7 +9,7 @@ straight from the cache into the buffer, and back. With another device the block
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,16 +53,17 @@ class CachePages:
         place = range(cache.num_blocks)
         self._all = None if on_device else _HostBlocks(self._tensors, self._views(self._tensors), place)
 
-    def gather_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
-        """Copies these layers of each page into its buffer. Waits for the device."""
+    def gather_pages(self, pages: Sequence[Page], layers: range, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Copies these layers of each page into its buffer, and yields each when it is full. Waits for the device."""
         host, chosen = self._on_host(pages, layers, read=True)
         for page, buffer in zip(pages, buffers, strict=True):
             of_page = host.of(page, chosen)
             for row, part in zip(self._rows(buffer, of_page), of_page, strict=True):
                 row[...] = part
+            yield buffer
 
-    def scatter_pages(self, pages: Sequence[Page], layers: range, buffers: Sequence[memoryview]) -> None:
-        """Copies each page's buffer into these layers of the page."""
+    def scatter_pages(self, pages: Sequence[Page], layers: range, buffers: Iterable[memoryview]) -> None:
+        """Copies each page's buffer into these layers of the page. Takes one buffer after another."""
         whole = len(pages) == self._parts * len({page.block for page in pages})
         host, chosen = self._on_host(pages, layers, read=not whole)
         for page, buffer in zip(pages, buffers, strict=True):

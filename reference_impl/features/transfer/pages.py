@@ -85,8 +85,8 @@ class Pages:
         buffers = self._asked(running, lambda: self.store.buffers(running.keys, layers, num_bytes + SEAL_BYTES))
         if buffers is None:
             return None
-        self.cache.gather_pages(pages, layers, [buffer[:num_bytes] for buffer in buffers])
-        for page, buffer in zip(pages, buffers, strict=True):
+        gathered = self.cache.gather_pages(pages, layers, [buffer[:num_bytes] for buffer in buffers])
+        for page, buffer, _ in zip(pages, buffers, gathered, strict=True):
             seal(buffer, page.key, layers.start)
         return self._asked(running, lambda: self.store.save(running.keys, buffers, layers))
 
@@ -143,14 +143,15 @@ class Pages:
         return None if error is None else text_of(error)
 
     def _write(self, pages: Sequence[Page], layers: range, contents: Any) -> None:
-        """Writes what came for these layers into the cache, when all of it was found right."""
+        """Writes what came for these layers into the cache, each page when it was found right: what is written of a
+        transfer that fails is never used."""
         if len(contents) != len(pages):
             raise ValueError(f"expected {len(pages)} pages, got {len(contents)}")
         num_bytes = len(layers) * self.cache.layer_bytes
-        found = [
+        found = (
             unsealed(memoryview(content).cast("B"), page.key, layers.start, num_bytes)
             for page, content in zip(pages, contents, strict=True)
-        ]
+        )
         self.cache.scatter_pages(pages, layers, found)
 
     def take_ended(self) -> tuple[TransferEnd, ...]:

@@ -248,8 +248,9 @@ class FetchingKVManager(KVManager):
         if not store.wants_any:
             return
         num_pages = self._num_pages(request)
-        keys = page_keys(request.tokens[: num_pages * self.page_tokens], self.root + cache_key(request), self.page_tokens)
-        wanted, table = set(store.wanted(keys)), self._blocks_of(request, num_pages)
+        tokens, table = request.tokens[: num_pages * self.page_tokens], self._blocks_of(request, num_pages)
+        keys = page_keys(tokens, self.root + cache_key(request), self.page_tokens)
+        wanted = set(store.wanted(keys))
         if new := [page for page in self._pages(keys, table) if page.key in wanted]:
             self.references.hold(table)
             self._saves.append(self._begin(_Transfer(table), new))

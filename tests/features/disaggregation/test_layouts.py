@@ -122,7 +122,7 @@ def test_a_ranks_part_is_the_page_of_a_cache_with_its_heads_and_layers(kv_dtype:
     for tensor in whole.blocks:
         tensor.copy_(torch.randint(0, 100, tensor.shape, generator=torch.Generator().manual_seed(1)).to(tensor.dtype))
     page = bytearray(pages.page_bytes - SEAL_BYTES)
-    CachePages(whole).gather_pages([place], WHOLE, [memoryview(page)])
+    list(CachePages(whole).gather_pages([place], WHOLE, [memoryview(page)]))
     for part in rank_parts(pages, 6, 2, STAGES[1]):
         layers, heads = (slice(each.start, each.stop) for each in (part.layers, part.heads))
         own = cache_of(len(part.layers), len(part.heads), 48)
@@ -134,7 +134,7 @@ def test_a_ranks_part_is_the_page_of_a_cache_with_its_heads_and_layers(kv_dtype:
         if isinstance(own, MovesScales):
             assert (own.scale_of_slots[:, :, 0, 32:48] == whole.scale_of_slots[layers, :, 1, :, heads]).all()
         again = bytearray(len(content))
-        CachePages(own).gather_pages([target], range(len(part.layers)), [memoryview(again)])
+        list(CachePages(own).gather_pages([target], range(len(part.layers)), [memoryview(again)]))
         assert again == content
 
 
