@@ -455,8 +455,11 @@ def test_cut_off_in_mid_page_ends_the_connection_before_it_returns(
     raw: tuple[TcpTransport, memoryview, socket.socket],
 ) -> None:
     receiver, memory, connection = raw
-    connection.sendall(FRAME.pack(0, 64, 0, 1) + b"x" * 10)
+    connection.sendall(FRAME.pack(0, 64, 0, 1) + b"x" * 64)
+    assert answer(connection) == (1, "")  # so it has a thread that receives
+    connection.sendall(FRAME.pack(1, 64, 1, 1) + b"x" * 10)
     receiver.cut_off("prefill-0")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pages of ")]
     seen = bytes(memory)
     try:
         connection.sendall(b"y" * 54)
@@ -511,6 +514,24 @@ def test_tcp_is_bound_to_an_address_that_was_said_and_looks_up_no_name() -> None
         with pytest.raises(ValueError, match="expected an IP address|expected a port"):
             receiver.connect(json.dumps(json.loads(description) | changes).encode())
     receiver.close()
+
+
+def test_a_receiver_that_starts_again_at_its_address_is_another_one() -> None:
+    before, writer = TcpTransport("decode-0", KEY), TcpTransport("prefill-0", KEY)
+    _, old = before.share("prefill-0", 1, 64)
+    link = writer.connect(old)
+    write(link, [(page(1, 64), 0)])
+    before.close()
+    after = TcpTransport("decode-0", KEY, port=json.loads(old)["port"])
+    memory, new = after.share("prefill-0", 1, 64)
+    assert json.loads(new)["port"] == json.loads(old)["port"]
+    assert "the connection for pages was lost" in str(failed(link.write([(page(2, 64), 0)], soon())))
+    assert "of a process before this one" in str(failed(writer.connect(old).write([(page(2, 64), 0)], soon())))
+    assert memory.slot(0) == bytes(64)
+    write(writer.connect(new), [(page(3, 64), 0)])
+    assert memory.slot(0) == page(3, 64)
+    writer.close()
+    after.close()
 
 
 def test_tcp_leaves_no_socket() -> None:
@@ -575,8 +596,8 @@ class Peer:
 def test_a_receiver_that_is_stopped_or_killed_holds_up_nobody(
     kind: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starts a process. Shared memory can be written while its reader is stopped; NIXL, here, has to go over TCP, or it
-    could be, too."""
+    """Starts two processes. Shared memory can be written while its reader is stopped, and so it could by NIXL, if that
+    had not to go over TCP here."""
     monkeypatch.setenv("UCX_TLS", "tcp")
     with Peer(kind, "receive") as peer:
         description = peer.hear("shared")[1].encode()
@@ -609,6 +630,10 @@ def test_a_receiver_that_is_stopped_or_killed_holds_up_nobody(
         assert "decode-0" in str(failed(link.write(pages, soon(2))))
         again = writer.connect(description)
         assert "decode-0" in str(failed(again.write(pages, soon(2))))
+    with Peer(kind, "receive") as peer:  # and another one takes its place
+        write(writer.connect(peer.hear("shared")[1].encode()), pages)
+        peer.say("sum")
+        assert peer.hear("crc")[1] == [zlib.crc32(content) for content, _ in pages]
 
 
 def test_a_writer_that_is_stopped_in_a_write_and_cut_off_changes_nothing_when_it_goes_on(kind: str, make: Make) -> None:

@@ -62,16 +62,16 @@ _LAST_SECONDS = 1.0  # for which a receiver that refused a frame waits until the
 
 
 class TcpTransport:
-    """See `Transport`. owner: by which name the errors of peers call this process. key: the join key. host: the address
-    at which it listens, which peers must be able to reach."""
+    """See `Transport`. owner: by which name the errors of peers call this process. key: the join key. host, port: where
+    it listens once it shares memory, an address that peers can reach; port 0: the system chooses."""
 
     name = "tcp"
 
-    def __init__(self, owner: str, key: bytes, host: str = "127.0.0.1"):
+    def __init__(self, owner: str, key: bytes, host: str = "127.0.0.1", port: int = 0):
         if check_address(host) in ("0.0.0.0", "::"):
             raise ValueError(f"expected the address of one interface, which peers connect to; got {host}")
         next(as_second(key, PURPOSE, owner, host))  # a key or a name that is wrong: now
-        self.owner, self._key, self._host = owner, key, host
+        self.owner, self._key, self._host, self._port = owner, key, host, port
         self._lock = threading.Lock()
         self._listener: _Listener | None = None
         self._shared: dict[str, _Shared] = {}
@@ -82,7 +82,7 @@ class TcpTransport:
         with self._lock:
             if peer in self._shared:
                 raise ValueError(f"{peer} has a memory already: cut it off before it gets another")
-            self._listener = self._listener or _Listener(self.owner, self._key, self._host)
+            self._listener = self._listener or _Listener(self.owner, self._key, self._host, self._port)
             shared = self._shared[peer] = _Shared(shape, peer)
             self._listener.shared[shared.token] = shared
             port = self._listener.port
@@ -154,11 +154,11 @@ class _Shared:
 class _Listener:
     """Accepts connections, each of which has a thread. shared: memories by token."""
 
-    def __init__(self, owner: str, key: bytes, host: str):
+    def __init__(self, owner: str, key: bytes, host: str, port: int):
         self._owner, self._key = owner, key
         self.shared: dict[str, _Shared] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=64)
+        self._socket = socket.create_server((host, port), family=family, backlog=64)
         self._socket.settimeout(0.5)  # where shutting it down does not wake who accepts
         self.port: int = self._socket.getsockname()[1]
         self._closing = False
