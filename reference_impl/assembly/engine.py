@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
     from reference_impl.core.engine_feature import EngineFeature
     from reference_impl.features.beams.engine import Branches
+    from reference_impl.features.handover.progress import Progress
     from reference_impl.features.pins.engine import Pin, Pins
     from reference_impl.features.process.facts import Facts, ModelFacts
     from reference_impl.features.speculative.engine import BooksDrafts
@@ -145,6 +146,7 @@ class Engine(CoreEngine):
         holds: bool = False,
         grammar: Grammar | None = None,
         pooling: Pooling | None = None,
+        resume: Progress | None = None,
     ) -> Request:
         """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit; RuntimeError if
         an overlapped step failed.
@@ -153,7 +155,8 @@ class Engine(CoreEngine):
         Requests with different cache_salt share no prefixes. holds: see `append`. grammar: what may be written; the
         executor must take masks. With sampling.n > 1 the request returned is sample 0, and its `children` are the
         others. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
-        (which a simulated GPU does not compute). For the mean no prefix is taken from the cache.
+        (which a simulated GPU does not compute). For the mean no prefix is taken from the cache. resume: how far the
+        answer has come in another engine, for a request that goes on here: see `features/handover`.
         """
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError(f"deadline: expected finite seconds on the engine's clock, or None, got {deadline}")
@@ -182,7 +185,11 @@ class Engine(CoreEngine):
         check_tokens(request, self.model.config)
         if isinstance(self.executor, ReadsFields):
             check_read(sampling, self.executor.reads, f"the sampler of {type(self.executor).__name__}")
-        if self.config.seed is not None and sampling.seed is None:
+        if resume is not None:
+            from reference_impl.features.handover.progress import take_up
+
+            take_up(request, resume, self.model.config.vocab_size, verifies_drafts=self._drafts is not None)
+        elif self.config.seed is not None and sampling.seed is None:
             self._num_seeds += 1
             drawn = hashlib.blake2b(f"{self.config.seed} {self._num_seeds}".encode(), digest_size=8)
             request.seed = int.from_bytes(drawn.digest(), "big")

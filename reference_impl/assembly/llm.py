@@ -298,8 +298,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     def start(self, prompt: AnyPrompt, sampling: SamplingParams, **options: Any) -> Generation:
         """Queues a prompt; returns its sample 0, with the others in `others`. The caller must `leave` it.
 
-        options: those of Engine.add. ValueError for tokens from a model without lm_head, and bad_words without a
-        tokenizer or with a grammar.
+        options: those of Engine.add; with `resume` the text goes on behind what was shown of it. ValueError for tokens
+        from a model without lm_head, and bad_words without a tokenizer or with a grammar.
         """
         if not self.has_head and options.get("pooling") is None:
             raise ValueError(f"{self.where} has no lm_head, so it gives hidden states and no tokens: use embed")
@@ -313,9 +313,18 @@ class LLM(core_llm.LLM, ChatEncoder):
         first = cast(Generation, super().start(cast(Prompt, prompt), sampling, **options))
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         first.prompt = text if isinstance(text, str) else None
+        if (resume := options.get("resume")) is not None:
+            self._replay(first, resume.num_unstreamed)
         names = [f"{first.request.id}/{i}" for i in range(1, sampling.n)]
         first.others = [self.follow(self.engine.requests[name]) for name in names]
         return first
+
+    def _replay(self, generation: Generation, num_unstreamed: int) -> None:
+        try:
+            generation.replay(num_unstreamed)
+        except BaseException:
+            self.leave(generation)
+            raise
 
     def follow(self, request: Request) -> Generation:
         try:

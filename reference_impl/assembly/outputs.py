@@ -189,7 +189,24 @@ class Generation(core_llm.Generation):
 
     def take_back(self, num_tokens: int) -> None:
         super().take_back(num_tokens)
-        self.engine.trace.amend(self.request.id, "stop", len(self.request.output_tokens))
+        self._amend("stop")
+
+    def _amend(self, reason: str) -> None:
+        r = self.request
+        self.engine.trace.amend(r.id, reason, len(r.output_tokens) - r.num_resumed_tokens)
+
+    def replay(self, num_unstreamed: int) -> None:
+        """Reads the tokens of a request that was handed over. The text that they made certain was given where it comes
+        from, but for that of the last num_unstreamed. ValueError if it has a stop string already."""
+        tokens = self.request.output_tokens
+        num_streamed = len(tokens) - num_unstreamed
+        if self.text is not None:
+            for token in tokens[:num_streamed]:
+                self.text.push(token)
+            if self.text.stopped_by is not None:
+                raise ValueError(f"resume: the text has its stop string {self.text.stopped_by!r}: nothing is left")
+        if num_unstreamed:
+            self.push(tokens[num_streamed:])
 
     def fail(self, why: Exception) -> None:
         """Ends the request with an error, even if it had ended already."""
@@ -200,7 +217,7 @@ class Generation(core_llm.Generation):
             self.engine.abort(r.id, "error")
         else:
             r.finish_reason = "error"
-            self.engine.trace.amend(r.id, "error", len(r.output_tokens))
+            self._amend("error")
 
     def output(self) -> RequestOutput:
         r = self.request

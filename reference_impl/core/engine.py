@@ -171,7 +171,9 @@ class Engine:
         self.planner.close(request.id)
         if self.trace is not None:
             reason = request.finish_reason or "abort"
-            self.trace.add(RequestFinished(self.clock.now(), request.id, reason, len(request.output_tokens)))
+            self.trace.add(RequestFinished(
+                self.clock.now(), request.id, reason, len(request.output_tokens) - request.num_resumed_tokens
+            ))  # fmt: skip
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

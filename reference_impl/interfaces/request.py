@@ -123,6 +123,7 @@ class Request:
     num_computed_tokens: int = 0
     num_in_flight: int = 0
     num_cached_tokens: int = 0  # of these, how many the prefix cache gave when last admitted
+    num_resumed_tokens: int = 0  # of the output, those that another engine wrote before it handed the request over
     block_tables: list[list[BlockId]] = field(default_factory=lambda: [[]])  # one per KV group
     parent_id: str | None = None
     sample_index: int = 0

@@ -175,7 +175,9 @@ class Trace:
             for request_id, cached in step.admitted:
                 first.setdefault(request_id, cached)
         arrived = [e for e in self.events if isinstance(e, RequestArrived) and e.request_id in first]
-        return PrefixCacheUse(sum(e.num_prompt_tokens for e in arrived), sum(first.values()), evicted)
+        prompts = {e.request_id: e.num_prompt_tokens for e in arrived}  # a request that goes on here may find more
+        cached_tokens = sum(min(cached, prompts.get(request_id, cached)) for request_id, cached in first.items())
+        return PrefixCacheUse(sum(e.num_prompt_tokens for e in arrived), cached_tokens, evicted)
 
     def workload(self, request_ids: Iterable[str] | None = None) -> WorkloadMetrics:
         """Metrics of all requests of the trace together, or of those named."""

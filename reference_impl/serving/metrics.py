@@ -99,7 +99,7 @@ class Counts:
                 if request_id in self._waiting:  # admitted for the first time
                     self._waiting.remove(request_id)
                     self.queries.inc(self._prompts[request_id])
-                    self.hits.inc(cached)
+                    self.hits.inc(min(cached, self._prompts[request_id]))  # of one that goes on here more may be
         elif isinstance(event, RequestArrived):
             self.prompt_tokens.inc(event.num_prompt_tokens)
             self._prompts[event.request_id] = event.num_prompt_tokens
