@@ -59,6 +59,10 @@ class Receiver:
         """Of the memory shared with it; KeyError if it is not known (any more)."""
         return frozenset(self._peers[peer].free)
 
+    def pools(self) -> dict[str, tuple[int, int, int]]:
+        """Of each peer's memory: slots, free ones, and transfers that wait for some. It may be read in any thread."""
+        return {peer: (each.num_slots, len(each.free), len(each.queue)) for peer, each in list(self._peers.items())}
+
     # --- peers ----------------------------------------------------------------------------------------------------
 
     def join(self, peer: str, num_slots: int) -> None:
