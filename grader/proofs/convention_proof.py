@@ -21,6 +21,7 @@ have its form and another value, fail the checks they say and no other.
 from __future__ import annotations
 
 import argparse
+import ast
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -181,7 +182,32 @@ def _fitted(
             answers[grade_id] = applied_where_touched(grade_id, text, options)
         except LabError:
             misfits.append(grade_id)
+    # What another cell of its own needs of a cell that is not there any more, as an import, is not there either.
+    while lost := set().union(*(_bound(own[each]) - _bound(solved[each]) for each in misfits)):
+        need = [each for each in own if each not in misfits and lost & _used(own[each]) - _bound(own[each])]
+        if not need:
+            break
+        misfits += need
+        answers |= {each: solved[each] for each in need}
     return answers, misfits
+
+
+def _bound(source: str) -> set[str]:
+    """The names that a cell binds at its top level."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {(each.asname or each.name).partition(".")[0] for each in names}
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Assign():
+                found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def _used(source: str) -> set[str]:
+    return {each.id for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Name)}
 
 
 def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:

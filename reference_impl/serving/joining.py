@@ -155,15 +155,22 @@ class RouterConnection:
         self._where, self._key, self._name = (host, port), key, name
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="router", daemon=True).start()
+        self._channel: Channel | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="router", daemon=True)
+        self._thread.start()
+
+    def join(self, role: str, vocab_size: int, max_model_len: int) -> None:
+        """Refused where the router refuses, PeerError where there is none."""
+        joining = self._join(role, vocab_size, max_model_len)
+        asyncio.run_coroutine_threadsafe(joining, self._loop).result()
 
     def join_when_there(self, role: str, vocab_size: int, max_model_len: int) -> None:
         """Waits for a router. Refused where it refuses."""
         said = ""
         while True:
             try:
-                joining = self._join(role, vocab_size, max_model_len)
-                return asyncio.run_coroutine_threadsafe(joining, self._loop).result()
+                return self.join(role, vocab_size, max_model_len)
             except PeerError as error:
                 if str(error) != said:
                     logger.warning("%s; trying again until there is a router", error)
@@ -171,20 +178,20 @@ class RouterConnection:
                 time.sleep(AGAIN_SECONDS)
 
     async def _join(self, role: str, vocab_size: int, max_model_len: int) -> None:
-        self._channel = await connect(*self._where, self._key, self._name)
-        self._channel.send(encode(("join", role, version(), vocab_size, max_model_len)))
-        match decode(await self._channel.receive()):
+        self._channel = channel = await connect(*self._where, self._key, self._name)
+        channel.send(encode(("join", role, version(), vocab_size, max_model_len)))
+        match decode(await channel.receive()):
             case "joined", "":
-                self._reading = asyncio.create_task(self._read())
+                self._reading = asyncio.create_task(self._read(channel))
             case "joined", refusal:
                 raise Refused(f"the router refuses this engine: {refusal}")
             case other:
                 raise Refused(f"expected the router's answer, got {str(other)[:100]}")
 
-    async def _read(self) -> None:
+    async def _read(self, channel: Channel) -> None:
         try:
             while True:
-                self._commands.put(decode(await self._channel.receive()))
+                self._commands.put(decode(await channel.receive()))
         except (PeerError, ValueError) as error:
             logger.warning("%s", error)
             self._commands.put(None)
@@ -199,13 +206,24 @@ class RouterConnection:
         self._loop.call_soon_threadsafe(self._send, encode(message))
 
     def _send(self, content: bytes) -> None:
+        assert self._channel is not None, "join first"
         try:
             self._channel.send(content)
         except PeerError as error:
             logger.warning("%s", error)  # `_read` sees the end, too
 
     def close(self) -> None:
+        """Leaves the router."""
+        asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _leave(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._channel is not None:
+            await self._channel.close()
 
 
 def port_of(peers: str | None, join_key: Path | None) -> PeersPort | None:

@@ -1707,7 +1707,6 @@ def check_written(prompt, settings, num_tokens, k, drafter, what, seed=5):
     texts = [text for text, setting in zip(seen, settings, strict=True) if is_promised(setting)]
     for text, own, setting in zip(texts, plain, promised, strict=True):
         assert text == own, f"{setting}, k = {k}: plain decoding gives {own}, with drafts {text}"
-    assert rounds, f"{what}, k = {k}: no draft was made"
     return num_kept
 
 

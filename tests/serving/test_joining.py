@@ -1,0 +1,111 @@
+"""Engines that join a router: who may, what becomes of their commands, and what is lost with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_impl.features.disaggregation.authentication import PeerError
+from reference_impl.serving.disaggregated import Disaggregated
+from reference_impl.serving.joining import (
+    PeersPort,
+    Refused,
+    RouterConnection,
+    address_of,
+    key_of,
+    port_of,
+    serve_as_told,
+)
+from tests.serving.test_fleet import Recorded, in_a_loop
+
+KEY = b"k" * 32
+
+
+class Router:
+    """Two recorded engines, and a port where others join them."""
+
+    async def __aenter__(self) -> Router:
+        self.said: list[Any] = []
+        self.port = PeersPort("127.0.0.1", 0, KEY)
+        self.fleet = Disaggregated([Recorded(), Recorded()], 1, "round_robin", peers_port=self.port)  # type: ignore[list-item]
+        await self.fleet.begin(self.said.append)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.fleet.end(0)
+
+
+async def joined(connection: RouterConnection, role: str = "decode", vocab_size: int = 97, longest: int = 64) -> None:
+    await asyncio.to_thread(connection.join_when_there, role, vocab_size, longest)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@in_a_loop
+async def test_an_engine_that_joins_gets_requests_until_it_leaves() -> None:
+    async with Router() as router:
+        connection = RouterConnection(*router.port.address, KEY, "theirs")
+        await joined(connection)
+        await until(lambda: len(router.fleet.serving) == 3)
+        assert router.fleet.questions.roles == ["prefill", "decode", "decode"]
+        connection.put(("here", "their name"))
+        await until(lambda: router.fleet.names == {2: "their name"})
+        for number in range(2):
+            router.fleet.send(("ask", number, "metrics", ()))
+        assert await asyncio.to_thread(connection.get) == ("ask", 0, "metrics", [])
+        connection.put(("relay", "nobody", b"\x00\xff"))
+        assert await asyncio.to_thread(connection.get) == ("ask", 1, "metrics", [])
+        assert await asyncio.to_thread(connection.get) == ("gone", "nobody")
+        connection.close()
+        await until(lambda: 2 not in router.fleet.serving)
+        assert router.said[-1][:2] == ("lost", [])
+
+
+@in_a_loop
+async def test_another_model_or_role_is_refused_and_another_key_gets_nothing() -> None:
+    async with Router() as router:
+        for what, expected in (
+            (
+                {"vocab_size": 98},
+                r"expected version, vocabulary and max_model_len of the router, .*97, 64\), got .*98, 64",
+            ),
+            ({"role": "both"}, "expected the message that joins, with a role of"),
+        ):
+            with pytest.raises(Refused, match=expected):
+                await joined(RouterConnection(*router.port.address, KEY, "theirs"), **what)  # type: ignore[arg-type]
+        stranger = RouterConnection(*router.port.address, b"x" * 32, "stranger")
+        with pytest.raises(PeerError, match="join key"):
+            await asyncio.to_thread(stranger.join, "decode", 97, 64)
+        assert len(router.fleet.engines) == 2
+
+
+@in_a_loop
+async def test_roles_change_while_it_serves_and_each_keeps_an_engine() -> None:
+    async with Router() as router:
+        with pytest.raises(ValueError, match="so that each has an engine, got 'prefill'"):
+            router.fleet.assign(1, "prefill")
+        await router.fleet.join(Recorded(), "decode")  # type: ignore[arg-type]
+        router.fleet.assign(1, "prefill")
+        assert (router.fleet.prefill, router.fleet.decode) == ([0, 1], [2])
+
+
+def test_what_the_command_line_says(tmp_path: Path) -> None:
+    assert address_of("10.0.0.1:9000") == ("10.0.0.1", 9000)
+    assert address_of("[::1]:9000") == ("::1", 9000)
+    for text in ("10.0.0.1", ":9000", "10.0.0.1:port", "10.0.0.1:70000"):
+        with pytest.raises(ValueError, match="expected HOST:PORT"):
+            address_of(text)
+    (key := tmp_path / "key").write_text("short\n")
+    with pytest.raises(ValueError, match="expected a join key of at least 16 bytes, got 5"):
+        key_of(key)
+    with pytest.raises(ValueError, match="give its file with --join-key"):
+        port_of("127.0.0.1:9000", None)
+    with pytest.raises(ValueError, match="needs --role prefill or decode, --join HOST:PORT and --join-key FILE"):
+        serve_as_told(tmp_path, "decode", None, None)
