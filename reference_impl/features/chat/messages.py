@@ -144,10 +144,18 @@ def _arguments(text: str) -> Arguments | str:
     return Arguments(found, text) if isinstance(found, dict) else text
 
 
-def tried(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """Yields the messages with calls' arguments in one form after another, for a template that failed with the form
-    before: as they are; all as texts, like OpenAI's clients send them (DeepSeek's templates add them to others); all as
-    objects, where a text that is no JSON object becomes an empty one, written as its text."""
+def tried(messages: Sequence[dict[str, Any]], template: str) -> Iterator[Sequence[dict[str, Any]]]:
+    """Yields the messages in one form after another, for a template that failed with the form before: with calls'
+    arguments as they are; all as texts, like OpenAI's clients send them (DeepSeek's templates add them to others); all
+    as objects, where a text that is no JSON object becomes an empty one, written as its text. Then again with null as
+    the content of calls that have none, for a template that knows calls: DeepSeek's ask whether it is none."""
+    yield from _with_arguments_in_each_form(messages)
+    whole = [{"content": None, **message} if "tool_calls" in message else message for message in messages]
+    if whole != messages and "tool_calls" in template:
+        yield from _with_arguments_in_each_form(whole)
+
+
+def _with_arguments_in_each_form(messages: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
     yield messages
     for form in (_text, _object):
         changed = [_with_arguments(message, form) for message in messages]

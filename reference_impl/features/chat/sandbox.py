@@ -32,10 +32,10 @@ class _Refusal(TemplateError):
 
 def render(source: str, variables: Mapping[str, Any], where: str) -> str:
     """The text that a chat template makes, without limits. where: what errors call it. Raises ChatTemplateError with
-    the first failure, if no form of the calls' arguments works."""
+    the first failure, if no form of the calls works."""
     code = _compiled(source, where)
     failed: Exception | None = None
-    for messages in tried(variables.get("messages", [])):
+    for messages in tried(variables.get("messages", []), source):
         try:
             template = Template.from_code(_sandbox(), code, _sandbox().make_globals(None))
             return "".join(template.root_render_func(template.new_context({**variables, "messages": messages})))

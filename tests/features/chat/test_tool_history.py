@@ -45,6 +45,37 @@ def test_an_object_in_a_text_is_shown(name: str, encoder: ChatEncoder) -> None:
     assert "{'city'" not in found, "Python, not JSON"
 
 
+def without_content(content: Any) -> list[dict[str, Any]]:
+    """As OpenAI's clients send an answer that is a call alone: its content is null, or left out."""
+    user, call, *others = history('{"city": "Köln"}')
+    del call["content"]
+    return [user, call | content, *others]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["left out", "null"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_without_content_can_be_sent_back(name: str, content: Any, encoder: ChatEncoder) -> None:
+    template = (FOLDER / f"{name}.jinja").read_text("utf-8")
+    assert "weather" in encoder.chat_text(without_content(content), chat_template=template)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["left out", "null"])
+@pytest.mark.parametrize("arguments", ["{{ c.function.arguments|tojson }}", "{{ '' + c.function.arguments }}"])
+def test_a_template_may_ask_whether_the_content_of_a_call_is_none(
+    arguments: str, content: Any, encoder: ChatEncoder
+) -> None:
+    """As DeepSeek's do, which add it to a text otherwise: without the field they fail."""
+    template = (
+        "{% for m in messages %}{% if 'tool_calls' in m %}{% for c in m.tool_calls %}"
+        "{% if m['content'] is none %}<calls>{% else %}{{ m['content'] + '<calls>' }}{% endif %}"
+        + arguments
+        + "{% endfor %}{% else %}{{ m['content'] + '|' }}{% endif %}{% endfor %}"
+    )
+    found = encoder.chat_text(without_content(content), chat_template=template)
+    assert found == 'Weather?|<calls>{"city": "Köln"}rain|And now?|'
+    assert encoder.chat_text(history("{}"), chat_template=template) == "Weather?|<calls>{}rain|And now?|"
+
+
 @pytest.mark.parametrize("odd", ODD, ids=lambda text: text[:20])
 @pytest.mark.parametrize("name", NAMES)
 def test_any_text_can_be_sent_back(name: str, odd: str, encoder: ChatEncoder) -> None:
