@@ -15,24 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice, product
+from itertools import count, product
 from typing import Any
 
 from reference_impl.interfaces import SamplingParams
-from reference_impl.interfaces import pages as transfer_pages
-from reference_impl.serving.fleet import Fleet, asked, pages_of
+from reference_impl.serving.first_tokens import FirstTokens
+from reference_impl.serving.fleet import Fleet, asked
 from reference_impl.serving.joining import ROLES, PeersPort
+from reference_impl.serving.placing import Placement, full_pages
 from reference_impl.serving.runner import EngineHost, Message
 from reference_impl.simulation.routers import ROUTERS
 
 logger = logging.getLogger("inferlab.serving")
 MIN_PAGES = 4
 PINGS = 4
-MOST_PAGES = 1 << 18  # that are remembered of an engine: 4 million tokens
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, detokenize=False)  # of a prompt that is computed for another
 
 
@@ -62,11 +63,12 @@ class Disaggregated(Fleet):
         self.questions.roles = ["prefill"] * num_prefill + ["decode"] * (len(engines) - num_prefill)
         self._assigned()
         self.names: dict[int, str] = {}  # of engines, as their peers know them
-        self._refused: set[tuple[str, str]] = set()  # pairs of names that cannot meet
+        self.first_tokens = self.questions.first_tokens = FirstTokens()
+        self._refused: set[tuple[str | None, str | None]] = set()  # pairs of names that cannot meet
         self._prefills: dict[int, _Prefill] = {}  # by number of the stream in the prefill engine
         self._life, self._transfers = uuid.uuid4().hex, count(1)
         self._unanswered: dict[int, int] = {}  # pings, by engine
-        self._had: dict[int, dict[int, None]] = {n: {} for n in range(len(engines))}  # pages, the oldest first
+        self.placement = Placement()
 
     async def begin(self, receive: Callable[[Message], None]) -> None:
         await super().begin(receive)
@@ -107,7 +109,6 @@ class Disaggregated(Fleet):
         """Takes in one more engine."""
         number = len(self.engines)
         self.engines.append(engine)
-        self._had[number] = {}
         self.questions.roles.append(role)
         self._assigned()
         await engine.begin(partial(self.said, number))
@@ -133,55 +134,64 @@ class Disaggregated(Fleet):
     def send(self, command: Message) -> None:
         match command:
             case "leave", number:
+                self.first_tokens.forget(number)
                 for prefill in [n for n, found in self._prefills.items() if found.stream == number]:
                     self._end(prefill)
         super().send(command)
 
     def route(self, request_id: str, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> int:
+        serving = [engine for engine in self.decode if engine in self.serving] or sorted(self.serving)
+        if not serving:
+            return self.decode[0]
+        if self._router == "prefix":
+            return self.placement.cheapest(serving, full_pages(prompts[0][:-1], options), self._num_requests)
         chosen = self.decode[self._choose_decode(asked(request_id, prompts, options))]
-        order = [*_from(chosen, self.decode), *self.prefill]
-        return next((engine for engine in order if engine in self.serving), chosen)
+        return chosen if chosen in serving else serving[0]
+
+    def _num_requests(self, engine: int) -> int:
+        own = sum(stream.engine == engine for stream in self.streams.values())
+        return own + sum(prefill.engine == engine for prefill in self._prefills.values())
 
     def start(self, command: Message, engine: int) -> None:
         """Gives a request to a decode engine, and its prompts to prefill engines first where that is worth it."""
         _, number, request_id, prompts, sampling, options = command
         transfers: dict[str, str] = {}  # and who sends each
-        if options.get("pooling") is None and sampling.prompt_logprobs is None:
-            for prompt in prompts:
-                if self._num_new(engine, prompt, options) >= self.min_pages:
-                    transfers |= self._compute(self.public(number), request_id, prompt, options, engine)
+        for prompt in prompts:
+            pages = full_pages(prompt[:-1], options)  # the last token is computed where it is answered
+            is_whole = options.get("pooling") is not None or sampling.prompt_logprobs is not None
+            if not is_whole and self.placement.num_new(engine, pages) >= self.min_pages:
+                transfers |= self._compute(self.public(number), request_id, prompt, options, engine)
+            self.placement.note(engine, pages)
         if transfers:
             options = {**options, "transfers": transfers}
         super().start(("start", number, request_id, prompts, sampling, options), engine)
-
-    def _num_new(self, engine: int, prompt: Sequence[int], options: Mapping[str, Any]) -> int:
-        """How many pages of a prompt the engine has not had, as far as is known here. It has had them from now on."""
-        salt = str(options.get("cache_salt") or "")
-        had, pages = self._had[engine], pages_of(prompt[:-1], salt, transfer_pages.PAGE_TOKENS)
-        num_new = sum(page not in had for page in pages)
-        had.update(dict.fromkeys(pages))
-        for page in [*islice(had, max(0, len(had) - MOST_PAGES))]:
-            del had[page]
-        return num_new
 
     def _compute(
         self, stream: int, request_id: str, prompt: Sequence[int], options: Mapping[str, Any], decode: int
     ) -> dict[str, str]:
         """Lets a prefill engine compute a prompt; {transfer: its name}, or nothing where none can."""
-        chosen = self.prefill[self._choose_prefill(asked(request_id, [prompt], options))]
-        able = (n for n in _from(chosen, self.prefill) if n in self.serving and n in self.names and n != decode)
-        prefill = next(able, None)
-        if prefill is None or decode not in self.names:
+        able = [n for n in self.prefill if n in self.serving and n != decode and self._can_push(n, decode)]
+        if not able:
             return {}
+        if self._router == "prefix":
+            pages = full_pages(prompt[:-1], options)
+            prefill = self.placement.cheapest(able, pages, self._num_requests)
+            self.placement.note(prefill, pages)
+        else:
+            chosen = self.prefill[self._choose_prefill(asked(request_id, [prompt], options))]
+            prefill = chosen if chosen in able else able[0]
         sender, receiver = self.names[prefill], self.names[decode]
-        if (sender, receiver) in self._refused:
-            return {}
         transfer, number = f"{next(self._transfers)}.{self._life}", next(self.numbers)
         self._prefills[number] = _Prefill(prefill, stream)
         own = {name: options[name] for name in ("cache_salt", "priority") if name in options}
         request = f"{request_id}.{transfer}", [prompt], ONE_TOKEN, {**own, "push_to": (transfer, receiver)}
         self.engines[prefill].send(("start", number, *request))
         return {transfer: sender}
+
+    def _can_push(self, prefill: int, decode: int) -> bool:
+        """Whether the two have met, or will."""
+        names = self.names.get(prefill), self.names.get(decode)
+        return None not in names and names not in self._refused
 
     def _end(self, number: int) -> None:
         self.engines[self._prefills.pop(number).engine].send(("leave", number))
@@ -194,9 +204,14 @@ class Disaggregated(Fleet):
                 self._unanswered[engine] = 0
             case "here", name:
                 self.names[engine], self._unanswered[engine] = name, 0
+                self.questions.names[name] = engine
                 self._meet(engine)
             case "relay", peer, content:
                 self._relay(engine, peer, content)
+            case "computed", number, seconds if number in self._prefills:
+                self.first_tokens.computed(self._prefills[number].stream, seconds, time.monotonic())
+            case "has", number, rest, first:
+                self.first_tokens.has(self.public(number), rest, first, time.monotonic())
             case "refused", peer, why:
                 logger.error("engine %d cannot push pages to another: %s", engine, why)
                 self._refused.add((self.names[engine], peer))
@@ -204,11 +219,19 @@ class Disaggregated(Fleet):
                 if refusal is not None:  # the decode engine computes the prompt, or refuses it too
                     self._end(number)
             case _:
-                if message[0] == "step":
-                    for number, _, _, _, _, finish_reason, *_ in message[1]:
-                        if number in self._prefills and finish_reason is not None:
-                            self._end(number)
                 super().said(engine, message)
+                if message[0] == "step":
+                    for number, index, _, _, _, finish_reason, *_ in message[1]:
+                        if finish_reason is not None:
+                            self._has_ended(engine, number, index)
+
+    def _has_ended(self, engine: int, number: int, index: int) -> None:
+        if number in self._prefills:
+            self._end(number)
+        elif (stream := self.streams.get(number)) is not None:  # the next turn begins with this one's answer
+            sample = stream.samples[index]
+            text = [*stream.prompts[sample.prompt], *sample.progress.tokens[:-1]]
+            self.placement.note(engine, full_pages(text, stream.options))
 
     def _relay(self, engine: int, peer: str, content: bytes) -> None:
         target = next((n for n, name in self.names.items() if name == peer), None)
@@ -218,7 +241,7 @@ class Disaggregated(Fleet):
             self.engines[target].send(("relay", self.names[engine], content))
 
     def lose(self, engine: int, how: str, again: bool) -> None:
-        self._had[engine].clear()
+        self.placement.forget(engine)
         self._unanswered.pop(engine, None)
         for number in [number for number, found in self._prefills.items() if found.engine == engine]:
             del self._prefills[number]
@@ -226,9 +249,3 @@ class Disaggregated(Fleet):
             for other in self.names:
                 self.engines[other].send(("gone", name))
         super().lose(engine, how, again)
-
-
-def _from(first: int, engines: Sequence[int]) -> list[int]:
-    """All engines of a role, the chosen one first."""
-    at = engines.index(first)
-    return [*engines[at:], *engines[:at]]

@@ -18,6 +18,7 @@ from reference_impl.features.disaggregation.endpoint import Endpoint
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.disaggregated import MIN_PAGES, Disaggregated
 from reference_impl.serving.peers import load_peer
+from reference_impl.serving.placing import Placement
 from reference_impl.serving.server import ModelServer, make
 from tests.serving.conftest import Running
 from tests.serving.engine_thread import EngineThread
@@ -30,9 +31,9 @@ LONG = [*range(16 * MIN_PAGES), 90, 91]
 class Bench:
     """Recorded engines in an event loop: the first one or two compute prompts."""
 
-    def __init__(self, num_prefill: int, num_decode: int):
+    def __init__(self, num_prefill: int, num_decode: int, router: str = "round_robin"):
         self.engines = [Recorded() for _ in range(num_prefill + num_decode)]
-        self.fleet = Disaggregated(self.engines, num_prefill, "round_robin")  # type: ignore[arg-type]
+        self.fleet = Disaggregated(self.engines, num_prefill, router)  # type: ignore[arg-type]
         self.said: list[Any] = []
 
     async def begin(self) -> None:
@@ -76,6 +77,35 @@ async def test_what_is_short_or_was_there_before_or_needs_its_whole_prompt_stays
     assert b.got(0, "start") == []
     b.start(4, LONG, cache_salt="another's")
     assert len(b.got(0, "start")) == 1
+
+
+@in_a_loop
+async def test_a_prompt_goes_where_it_is_cheapest_and_a_next_turn_where_the_last_was_answered() -> None:
+    b = Bench(2, 2, "prefix")
+    await b.begin()
+    b.start(0, LONG)
+    b.start(1, [7, *LONG])
+    assert [[len(b.got(n, "start")) for n in role] for role in ((0, 1), (2, 3))] == [[1, 1], [1, 1]], "one each"
+    [(_, _, _, prompts, *_)] = b.got(3, "start")
+    assert prompts == [[7, *LONG]]
+    answer = [*range(200, 280)]
+    b.engines[3].say(("answer", 1, [5], None))
+    b.engines[3].say(("step", [row(1, "its answer", answer, 0, "stop")], []))
+    b.start(2, [7, *LONG, *answer, 1, 2, 3])
+    assert len(b.got(3, "start")) == 2
+    assert "transfers" not in b.got(3, "start")[1][5], "it has all but the question"
+    assert [len(b.got(n, "start")) for n in (0, 1)] == [1, 1]
+
+
+def test_a_page_that_an_engine_lacks_ends_the_prefix() -> None:
+    placement = Placement()
+    placement.note(0, [1, 2, 4])
+    assert placement.num_new(0, [1, 2, 3, 4]) == 2
+    assert placement.num_new(1, [1, 2]) == 2
+    assert placement.cheapest([1, 0], [1, 2], lambda engine: 0) == 0
+    assert placement.cheapest([1, 0], [1, 2], lambda engine: 5 * (engine == 0)) == 1, "it has too much to do"
+    placement.forget(0)
+    assert placement.num_new(0, [1]) == 1
 
 
 @in_a_loop
