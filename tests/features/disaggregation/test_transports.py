@@ -27,8 +27,7 @@ import numpy as np
 import pytest
 
 from reference_impl.features.disaggregation.authentication import as_first, as_second
-from reference_impl.features.disaggregation.transports import shared_memory
-from reference_impl.features.disaggregation.transports import tcp as over_tcp
+from reference_impl.features.disaggregation.transports import shared_memory, tcp_receiver
 from reference_impl.features.disaggregation.transports.interface import (
     MAX_DESCRIPTION,
     Link,
@@ -38,7 +37,8 @@ from reference_impl.features.disaggregation.transports.interface import (
 )
 from reference_impl.features.disaggregation.transports.pages import Shape, Write, Writer
 from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
-from reference_impl.features.disaggregation.transports.tcp import ANSWER, FRAME, PURPOSE, TcpTransport
+from reference_impl.features.disaggregation.transports.tcp import TcpTransport
+from reference_impl.features.disaggregation.transports.tcp_frames import ANSWER, FRAME, PURPOSE, shake_hands
 from tests.features.disaggregation.transport_peer import KEY, SLOT, SLOTS, transport_of
 
 LONG = 120.0  # seconds, for what would hang
@@ -373,7 +373,7 @@ def joined(description: bytes, key: bytes = KEY) -> socket.socket:
     said = json.loads(description)
     connection = socket.create_connection((said["host"], said["port"]), timeout=LONG)
     steps = as_first(key, PURPOSE, said["memory"], "it")
-    over_tcp._shake_hands(connection, steps, "it", soon())
+    shake_hands(connection, steps, "it", soon())
     connection.settimeout(LONG)
     return connection
 
@@ -486,6 +486,27 @@ def test_who_has_no_key_writes_no_page(caplog: pytest.LogCaptureFixture) -> None
     stranger.close()
     receiver.close()
     assert "expected a proof of this join key, got another" in caplog.text
+
+
+def test_connections_that_have_not_proved_the_key_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_receiver, "_MAX_STRANGERS", 2)
+    receiver = TcpTransport("decode-0", KEY)
+    memory, description = receiver.share("prefill-0", 1, 64)
+    with joined(description) as known:  # has proved it, so it does not count
+        place = known.getpeername()
+        known.sendall(FRAME.pack(0, 64, 0, 1) + page(2, 64))
+        assert answer(known) == (1, "")
+        strangers = [socket.create_connection(place, timeout=LONG) for _ in range(3)]
+        assert strangers[2].recv(1) == b""
+        known.sendall(FRAME.pack(1, 64, 0, 1) + page(1, 64))
+        assert answer(known) == (2, "")
+        for stranger in strangers:
+            stranger.close()
+    assert memory.slot(0) == page(1, 64)
+    receiver.close()
+    assert "2 others have not proved the key yet" in caplog.text
 
 
 def test_a_memory_that_is_not_shared_is_refused_with_the_reason() -> None:
@@ -698,7 +719,7 @@ def receiver_that(does: Callable[[socket.socket, threading.Event], None] | None)
         connection, _ = listener.accept()
         with connection:
             if does is not None:
-                over_tcp._shake_hands(connection, as_second(KEY, PURPOSE, "decode-0", "it"), "it", soon())
+                shake_hands(connection, as_second(KEY, PURPOSE, "decode-0", "it"), "it", soon())
             (does or hang)(connection, over)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -71,7 +71,10 @@ class NixlTransport:
         def register() -> _Region:
             if peer in self._shared:
                 raise ValueError(f"{peer} has a memory already: cut it off before it gets another")
-            region = self._shared[peer] = _Region(shape, peer, self._agent)
+            try:
+                region = self._shared[peer] = _Region(shape, peer, self._agent)
+            except Exception as error:  # the library's own have no common class
+                raise OSError(f"NIXL cannot share {shape.num_bytes} bytes: {type(error).__name__}: {error}") from error
             return region
 
         region = self._call(register)
@@ -101,7 +104,8 @@ class NixlTransport:
                 self._closed = True
                 self._calls.put(end)
                 self._calls.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def start(self, link: _Link, write: Write) -> None:
         """For links: posts a write, in the thread."""
@@ -121,6 +125,8 @@ class NixlTransport:
 
     def _call(self, what: Callable[[], T]) -> T | None:
         """What it returns, in the thread; None if the transport was closed."""
+        if threading.current_thread() is self._thread:  # as the callback of a write
+            return what()
         future: Future[T] = Future()
 
         def run() -> None:
