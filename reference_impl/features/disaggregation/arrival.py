@@ -103,7 +103,7 @@ class Slots:
     def grant(self) -> list[tuple[Arrival, tuple[tuple[int, int], ...]]]:
         """Gives free slots to the transfers that lack some (rule 7). Returns the pages (index, slot) of each."""
         given = []
-        while self.queue and self.free and not self.is_lost:
+        while self.queue and self.free:
             arrival = next(iter(self.queue.values()))
             new = []
             while arrival.missing and self.free:

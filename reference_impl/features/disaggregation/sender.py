@@ -181,8 +181,7 @@ class Sender:
             case Reserved(pages=pages) if found.state is not _State.STOPPING:
                 found.state = _State.PUSHING
                 for index, slot in pages:
-                    is_repeated = index in found.slots or index in found.acknowledged
-                    if index < len(found.keys) and not is_repeated:
+                    if index not in found.slots and index not in found.acknowledged:  # else it is repeated
                         found.slots[index] = found.waiting[index] = slot
                 self._write(found)
             case Acknowledged(indices=indices):
@@ -235,8 +234,6 @@ class Sender:
 
     def _write(self, found: _Transfer) -> None:
         """Begins to write the pages that are ready and have a slot."""
-        if found.state is not _State.PUSHING:
-            return
         if pages := tuple((index, slot) for index, slot in found.waiting.items() if index in found.digests):
             for index, _ in pages:
                 del found.waiting[index]

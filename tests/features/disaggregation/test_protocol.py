@@ -99,6 +99,18 @@ def test_a_page_that_was_pushed_is_held_for_the_request_alone(both: Both) -> Non
     assert both.take(PageHere) == []
 
 
+def test_a_page_that_is_not_here_cannot_be_released_alone(both: Both) -> None:
+    both.offer(num_pages=2)
+    both.deliver()
+    both.act(both.p.written, "t", 1, [0])
+    both.deliver()
+    both.act(both.d.release, "t", indices=[0, 1, 2])
+    assert both.num_free == 2
+    both.check()
+    both.act(both.d.release, "t", indices=[0, 0, 1])
+    assert both.num_free == 3
+
+
 def test_a_source_is_held_until_its_page_is_acknowledged_and_not_being_written(both: Both) -> None:
     both.offer(num_pages=2)
     both.deliver()
@@ -109,6 +121,16 @@ def test_a_source_is_held_until_its_page_is_acknowledged_and_not_being_written(b
     assert both.take(Ended) == []
     both.act(both.p.written, "t", 1, [1])
     assert both.done[-2:] == [LetGo("t", (1,)), Ended("t", 2, "")]
+
+
+def test_a_source_is_let_go_as_soon_as_its_page_is_acknowledged(both: Both) -> None:
+    both.offer(num_pages=3, is_ready=False)
+    both.ready("t", 1)
+    both.go_on()
+    assert both.take(LetGo) == [LetGo("t", (1,))]
+    both.act(both.p.received, "D", Acknowledged("t", 1, (0, 7, 8)))  # pages that there are not
+    assert both.take(LetGo) == [LetGo("t", (0,))]
+    assert both.take(Ended) == []
 
 
 def test_a_cancelled_request_lets_go_of_what_is_not_being_written_at_once(both: Both) -> None:
@@ -294,8 +316,31 @@ def test_what_comes_late_from_an_earlier_attempt_is_ignored_by_the_sender(both: 
     assert both.done == []
     assert kinds(both.to_d) == ["Stopped", "Stopped"]  # of attempt 1, where the receiver waits for it
     both.to_d.clear()
+    both.deliver()
+    both.act(both.p.written, "t", 1, [0, 1])
+    assert both.to_d == []
     both.go_on()
     assert both.take(Ended) == [Ended("t", 2, "")]
+
+
+def test_what_is_of_an_attempt_to_come_is_not_believed(both: Both) -> None:
+    both.offer(num_pages=2)
+    for message in (Done("t", 9), Refused("t", 9, "a lie"), Abort("t", 9, "a lie", True), Reserved("t", 9, ((0, 0),))):
+        assert both.act(both.p.received, "D", message) == []
+    assert kinds(both.to_d) == ["Offer"]
+
+
+def test_what_was_pushed_in_an_earlier_attempt_is_not_pushed_again_before_it_is_written_again(both: Both) -> None:
+    both.offer(num_pages=2)
+    both.deliver()
+    both.take(Write)
+    both.act(both.p.written, "t", 1, [0])
+    both.to_d.clear()  # lost, so page 0 gets another slot
+    both.act(both.p.written, "t", 1, [1], error="reset")
+    both.deliver()
+    both.pass_time(1, only="P")
+    assert both.to_d == [Pushed("t", 2, ())]
+    assert len(both.take(Write)[0].pages) == 2
 
 
 def test_no_number_of_an_attempt_is_used_twice(both: Both) -> None:

@@ -13,6 +13,7 @@ from reference_impl.features.disaggregation.messages import (
     Reserved,
 )
 from reference_impl.features.disaggregation.protocol import (
+    Check,
     Ended,
     Lapsed,
     NoMore,
@@ -46,6 +47,39 @@ def test_every_message_may_come_twice(both: Both) -> None:
         both.write()
         both.check()
     assert [type(action).__name__ for action in both.done] == ["PageHere", "PageHere", "NoMore", "LetGo", "Ended"]
+
+
+def test_a_page_that_is_here_is_not_checked_again(both: Both) -> None:
+    both.offer(num_pages=2)
+    both.deliver()
+    both.act(both.p.written, "t", 1, [0])
+    again = both.to_d[0]
+    both.deliver()
+    both.check()
+    both.take(PageHere)
+    both.to_p.clear()
+    both.act(both.d.received, "P", again)
+    assert both.take(Check) == []
+    assert both.to_p == [Acknowledged("t", 1, (0,))]
+
+
+def test_a_verdict_that_comes_twice_counts_once(both: Both) -> None:
+    both.offer(num_pages=2)
+    both.deliver()
+    both.act(both.p.written, "t", 1, [0, 1])
+    both.deliver()
+    both.check(wrong=(0,))
+    both.take(PageHere)
+    both.deliver()
+    both.write()
+    both.deliver()
+    assert [check.attempt for check in both.take(Check)] == [2]
+    for right in (False, True):
+        both.act(both.d.checked, "t", 1, {0: right, 1: right})
+    assert both.take(PageHere) == []
+    assert both.num_free == 2
+    both.act(both.d.checked, "t", 2, {0: True})
+    assert [page.index for page in both.take(PageHere)] == [0]
 
 
 def lose(both: Both, kind: type) -> bool:
@@ -97,6 +131,17 @@ def test_an_abort_or_a_stopped_that_is_lost_comes_again(both: Both) -> None:
     assert both.num_free == 4
 
 
+def test_what_was_acknowledged_is_not_pushed_again(both: Both) -> None:
+    both.offer(num_pages=3, is_ready=False)
+    both.ready("t", 0, 1)
+    both.deliver()
+    both.act(both.p.written, "t", 1, [0, 1])
+    both.act(both.p.received, "D", Acknowledged("t", 1, (0,)))
+    both.to_d.clear()
+    both.pass_time(1, only="P")
+    assert both.to_d == [Pushed("t", 1, ((1, 101),))]
+
+
 def test_who_waits_for_pages_to_be_computed_stays_in_touch(both: Both) -> None:
     both.offer(num_pages=2, is_ready=False)
     both.pass_time(25, deliver=True)
@@ -128,6 +173,16 @@ def test_a_transfer_has_a_limit_on_either_side_however_much_is_said(both: Both) 
         both.pass_time(0.5, only="D")
         both.act(both.d.received, "P", Pushed("u", 7, ()))
     assert Abort("u", 7, "not over after 30 s", is_final=True) in both.to_p
+
+
+def test_a_sender_has_a_limit_of_its_own(both: Both) -> None:
+    both.offer(is_ready=False)
+    for _ in range(59):
+        both.pass_time(0.5, only="P")
+        both.act(both.p.received, "D", Reserved("t", 1, ()))
+    assert both.take(Ended) == []
+    both.pass_time(0.5, only="P")
+    assert both.take(Ended) == [Ended("t", 0, "not over after 30 s")]
 
 
 def test_a_request_whose_transfer_is_not_offered_is_told(both: Both) -> None:
@@ -218,6 +273,16 @@ def test_a_transfer_that_is_larger_than_the_memory_goes_through_it_page_by_page(
             break
     assert sorted(came) == list(range(40))
     assert both.num_free == 4
+
+
+def test_a_transfer_that_was_aborted_gets_no_credit(both: Both) -> None:
+    for name in ("a", "b", "c"):
+        both.offer(name, num_pages=4)
+    both.go_on()
+    both.act(both.d.release, "b")
+    both.deliver()
+    both.act(both.d.release, "a", indices=[0])
+    assert [(message.transfer, len(message.pages)) for message in both.to_p] == [("c", 1)]
 
 
 def test_a_transfer_that_gets_no_slot_is_aborted(both: Both) -> None:
