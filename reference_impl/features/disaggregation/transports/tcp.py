@@ -96,6 +96,7 @@ class _Link:
         self._peer = f"{description.owner} at {more['host']}:{more['port']}"
         self._socket: socket.socket | None = None
         self._sequence = 0
+        self._partial = b""  # of an answer
         self.closed = False
         self._writer = Writer(self._peer, self._do, self._interrupt)
 
@@ -137,13 +138,16 @@ class _Link:
         return f"{self._peer}: the connection for pages was lost ({error or 'ended by the peer'}); {sent}"
 
     def _join(self, write: Write) -> socket.socket:
+        # First the socket, so that `close` can end what waits for it.
+        connection = self._socket = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
         try:
-            connection = socket.create_connection(self._address, timeout=write.seconds_left())
+            connection.settimeout(write.seconds_left())
+            if not self.closed:
+                connection.connect(self._address)
         except TimeoutError:
             raise
         except OSError as error:
             raise WriteError(f"{self._peer}: no connection for pages: {error}") from error
-        self._socket = connection  # for _interrupt
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             steps = as_first(self._key, PURPOSE, self._memory, self._peer)
@@ -186,12 +190,12 @@ class _Link:
         raise WriteError(f"{self._peer}: {text.decode(errors='replace')}")
 
     def _read(self, connection: socket.socket, length: int, write: Write | None) -> bytes:
-        content = b""
-        while len(content) < length:
+        while len(self._partial) < length:
             connection.settimeout(None if write is None else write.seconds_left())
-            if not (more := connection.recv(length - len(content))):
+            if not (more := connection.recv(length - len(self._partial))):
                 raise EOFError
-            content += more
+            self._partial += more
+        content, self._partial = self._partial, b""
         return content
 
     def _wait_for_last_answer(self, connection: socket.socket, write: Write) -> None:
