@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from reference_impl.models.json_file import shown
 from reference_impl.serving import answers
 from reference_impl.serving.protocol import NOT_IMPLEMENTED, OF_A_FIELD, ErrorAnswer
 
@@ -64,7 +65,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
-    """A refusal that says where the first mistake is, what was expected there, and how many more mistakes there are."""
+    """A refusal that says where the first mistake is, what was expected there and what came, and how many more mistakes there are."""
     first, *others = error.errors()
     place = [str(part) for part in first["loc"][1:]] or ["body"]
     message = first["msg"].removeprefix("Value error, ")
@@ -73,6 +74,8 @@ async def _wrong_field(request: Request, error: RequestValidationError) -> Respo
         place, message = ["body"], f"the body is not JSON: {why} at character {place[0]}"
     elif first["type"] in (NOT_IMPLEMENTED, OF_A_FIELD):
         place = [first["ctx"]["field"]]
+    elif first["type"] not in ("missing", "extra_forbidden"):
+        message += f", got {shown(first['input'])}"
     more = f" ({len(others)} more)" if others else ""
     return refusal(400, f"{'.'.join(place)}: {message}{more}", param=".".join(place), code=_code(first["type"]))
 

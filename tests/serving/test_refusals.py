@@ -79,6 +79,29 @@ def test_a_wrong_field_is_400_with_its_place(asked: httpx.Client, body: Any, pla
 
 
 @pytest.mark.parametrize(
+    ("body", "end"),
+    [
+        ('{"prompt": "x", "temperature": "0.5"}', "a valid number, got '0.5'"),
+        ('{"prompt": "x", "temperature": NaN}', ", got nan"),
+        ('{"prompt": "x", "n": 0, "seed": 1e400}', "greater than or equal to 1, got 0 (1 more)"),
+        ('{"prompt": "x", "stop": ""}', "1 to 1000 characters, got ''"),
+        ('{"prompt": ""}', "nothing empty, got ''"),
+        ('{"prompt": "x", "foo": 1}', "not permitted"),
+        ("{}", "required"),
+    ],
+)
+def test_a_refusal_says_what_came(asked: httpx.Client, body: str, end: str) -> None:
+    answer = asked.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert error(answer)["message"].endswith(end)
+
+
+def test_of_what_is_long_only_the_beginning_is_said(asked: httpx.Client) -> None:
+    answer = asked.post(COMPLETIONS, json={"prompt": "x", "n": "9" * 10_000})
+    assert len(error(answer)["message"]) < 200
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ({"messages": []}, "at least 1"),
