@@ -65,7 +65,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
-    """A refusal that says where the first mistake is, what was expected there and what came, and how many more mistakes there are."""
+    """A refusal that says where the first mistake is, what was expected there, what came, and how many more there
+    are."""
     first, *others = error.errors()
     place = [str(part) for part in first["loc"][1:]] or ["body"]
     message = first["msg"].removeprefix("Value error, ")
