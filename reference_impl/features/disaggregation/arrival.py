@@ -39,6 +39,7 @@ class Arrival:
     peer: str  # empty: the request let go before anything came
     moved_at: float
     begun_at: float = 0.0  # of the attempt
+    fed_at: float = 0.0  # when it last got credit, or a page
     attempt: int = 0
     keys: tuple[bytes, ...] = ()
     state: State = State.EXPECTED
@@ -65,12 +66,17 @@ class Arrival:
         return tuple((index, page.slot) for index, page in self.pages.items() if page.use is Use.GRANTED)
 
     @property
+    def is_starved(self) -> bool:
+        """All that it waits for is credit."""
+        return bool(self.missing) and not self.granted and not self.is_checking
+
+    @property
     def is_checking(self) -> bool:
         return any(page.use is Use.CHECKING for page in self.pages.values())
 
     def begin(self, attempt: int, keys: tuple[bytes, ...], now: float) -> None:
         self.attempt, self.keys, self.state = attempt, keys, State.OPEN
-        self.begun_at = self.moved_at = now
+        self.begun_at = self.moved_at = self.fed_at = now
         self.error, self.is_final, self.is_told = "", False, False
         self.missing = deque(i for i in range(len(keys)) if i not in self.arrived and i not in self.pages)
 

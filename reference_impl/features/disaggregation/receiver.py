@@ -241,6 +241,7 @@ class Receiver:
                 continue
             page.use = Use.HERE
             found.arrived.add(index)
+            found.fed_at = self._clock.now
             new.append(index)
             self._out.append(PageHere(transfer, index, found.keys[index], found.peer, page.slot))
         if found.is_whole and new:
@@ -273,7 +274,7 @@ class Receiver:
                     self._abort(found, f"no offer came within {times.lease} s", is_final=True)
                 case State.OPEN if now - found.begun_at >= times.limit:
                     self._abort(found, f"not over after {times.limit} s", is_final=True)
-                case State.OPEN if not (found.pages or found.arrived) and now - found.begun_at >= times.credit:
+                case State.OPEN if now - found.fed_at >= times.credit and found.is_starved:
                     self._abort(found, f"no slot came free within {times.credit} s", is_final=True)
                 case State.OPEN if quiet >= times.lease:
                     self._abort(found, f"{found.peer} said nothing for {times.lease} s", is_final=False)
@@ -303,6 +304,7 @@ class Receiver:
     def _grant(self, peer: str) -> None:
         if (slots := self._peers.get(peer)) is not None:
             for found, pages in slots.grant():
+                found.fed_at = self._clock.now
                 self._send(peer, Reserved(found.name, found.attempt, pages))
 
     def _abort(self, found: Arrival, error: str, is_final: bool, is_told: bool = False) -> None:

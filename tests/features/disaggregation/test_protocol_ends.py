@@ -296,3 +296,18 @@ def test_a_transfer_that_gets_no_slot_is_aborted(both: Both) -> None:
     both.pass_time(2, deliver=True)
     assert both.take(Ended) == [Ended("b", 0, "no slot came free within 10 s")]
     assert NoMore("b", "no slot came free within 10 s") in both.done
+
+
+def test_a_transfer_that_fills_the_memory_and_that_nobody_empties_is_aborted_and_keeps_what_came(both: Both) -> None:
+    both.act(both.d.claim, "t", "P")
+    both.offer(num_pages=6, is_ready=False)
+    both.ready("t", 0, 1)
+    both.pass_time(12, deliver=True)  # it has slots that its sender does not need yet
+    both.ready("t", 2, 3, 4, 5)
+    both.go_on()
+    both.pass_time(9, deliver=True)
+    assert both.take(NoMore) == []
+    both.pass_time(2, deliver=True)
+    assert both.take(NoMore) == [NoMore("t", "no slot came free within 10 s")]
+    assert [page.index for page in both.take(PageHere)] == [0, 1, 2, 3]
+    assert both.num_free == 0
