@@ -35,6 +35,8 @@ import numpy as np
 from reference_impl.features.disaggregation.transports.interface import Link, PageMemory, WriteError, WriteTimeout
 from reference_impl.features.disaggregation.transports.pages import Description, Pages, Shape, Slots, Write, describe
 
+logger = logging.getLogger("inferlab.disaggregation")
+
 T = TypeVar("T")
 INSTALL = "NIXL is not installed, or not for this Python: pip install 'inferlab[transfer]' (Linux)"
 _UNDER_WAY, _SHARING = 5e-5, 1e-3  # seconds between two looks
@@ -146,7 +148,10 @@ class NixlTransport:
             else:
                 if call is None:
                     return
-                call()
+                try:
+                    call()
+                except Exception:  # of this call alone: others wait for this thread
+                    logger.exception("a call of NIXL failed")
             if self._shared:
                 with contextlib.suppress(Exception):  # of one peer's connection, which that peer has to see
                     self._agent.get_new_notifs()  # what comes over TCP is received while somebody asks for something
@@ -211,7 +216,8 @@ class _Region:
     def end(self, agent: Any) -> None:
         self.slots.end()
         _retired.append(self._map)
-        agent.deregister_memory(self._registered)
+        with contextlib.suppress(Exception):  # it is not read any longer, registered or not
+            agent.deregister_memory(self._registered)
         weakref.finalize(self._memory, self._map.madvise, mmap.MADV_DONTNEED).atexit = False
         del self._memory
 
