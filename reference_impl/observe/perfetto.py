@@ -5,13 +5,13 @@
     process "requests"   a track per request: its life, in it the phases, in them what each step did for it.
     process "ranks"      where there are several: a track per rank, a slice per step.
 
-Times are microseconds from the first event of the trace, to the nanosecond.
+Times are microseconds from the first event of the trace, to the nanosecond. Several engines: `perfetto_together.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +27,32 @@ ENGINE, REQUESTS, RANKS = (
 STEPS = 1  # tid in ENGINE
 
 
-def to_perfetto(trace: Trace) -> dict[str, Any]:
-    """The trace as a JSON object of the trace-event format. One pass over its events; a few events for each row."""
+def to_perfetto(trace: Trace, zero: float | None = None) -> dict[str, Any]:
+    """The trace as a JSON object of the trace-event format. One pass over its events; a few events for each row. zero:
+    where times begin, in seconds of the trace's clock; None: with the first event."""
     if not trace.events:
         return {"traceEvents": [], "displayTimeUnit": "ms"}
-    zero = min(e.started_at if isinstance(e, StepDone) else e.time for e in trace.events)
+    if zero is None:
+        zero = min(e.started_at if isinstance(e, StepDone) else e.time for e in trace.events)
     end = max(e.finished_at if isinstance(e, StepDone) else e.time for e in trace.events)
     slices: list[dict[str, Any]] = []
-    names = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, STEPS, "steps")]
-    names += [_name("process_name", REQUESTS, 0, "requests")]
+    names = [name_event("process_name", ENGINE, 0, "engine"), name_event("thread_name", ENGINE, STEPS, "steps")]
+    names += [name_event("process_name", REQUESTS, 0, "requests")]
     for step in trace.steps():
-        slices.append(_complete(_step(step), ENGINE, STEPS, zero))
+        slices.append(complete_event(_step(step), ENGINE, STEPS, zero))
         slices += _counters(step, zero)
         for rank, time in enumerate(step.ranks, 1):
             args = {"step": step.step_id, "waited_ms": round(time.waited * 1e3, 6)}
-            slices.append(_complete(Slice(f"step {step.step_id}", *time[:2], args), RANKS, rank, zero))
+            slices.append(complete_event(Slice(f"step {step.step_id}", *time[:2], args), RANKS, rank, zero))
     if num_ranks := max((len(step.ranks) for step in trace.steps()), default=0):
-        names.append(_name("process_name", RANKS, 0, "ranks"))
-        names += [_name("thread_name", RANKS, rank + 1, f"rank {rank}") for rank in range(num_ranks)]
+        names.append(name_event("process_name", RANKS, 0, "ranks"))
+        names += [name_event("thread_name", RANKS, rank + 1, f"rank {rank}") for rank in range(num_ranks)]
     for tid, life in enumerate(lives(trace.events), REQUESTS + 1):
         life.close(end)
-        names.append(_name("thread_name", REQUESTS, tid, life.request_id))
+        names.append(name_event("thread_name", REQUESTS, tid, life.request_id))
         names.append(_meta("thread_sort_index", REQUESTS, tid, {"sort_index": tid}))
         for part in (_whole(life, end), *life.phases, *life.steps):
-            slices.append(_complete(part, REQUESTS, tid, zero))
+            slices.append(complete_event(part, REQUESTS, tid, zero))
     # Of two that start together the outer one has to come first. It was added first, and sorting keeps that order.
     slices.sort(key=lambda e: e["ts"])
     return {"traceEvents": names + slices, "displayTimeUnit": "ms"}
@@ -58,10 +60,13 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
 
 def write_perfetto(trace: Trace, path: str | Path) -> None:
     """Writes the trace as JSON, an event a line."""
-    content = to_perfetto(trace)
-    events = ",\n".join(json.dumps(event, allow_nan=False) for event in content.pop("traceEvents"))
-    rest = json.dumps(content)[1:]
-    Path(path).write_text(f'{{"traceEvents": [\n{events}\n], {rest}\n', "utf-8")
+    write_events(to_perfetto(trace)["traceEvents"], path)
+
+
+def write_events(events: Iterable[dict[str, Any]], path: str | Path) -> None:
+    """Writes trace events as JSON, one a line."""
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in events)
+    Path(path).write_text(f'{{"traceEvents": [\n{lines}\n], "displayTimeUnit": "ms"}}\n', "utf-8")
 
 
 def _whole(life: Life, end_of_trace: float) -> Slice:
@@ -117,7 +122,7 @@ def _nanoseconds(seconds: float, zero: float) -> int:
     return round((seconds - zero) * 1e9)
 
 
-def _complete(part: Slice, pid: int, tid: int, zero: float) -> dict[str, Any]:
+def complete_event(part: Slice, pid: int, tid: int, zero: float) -> dict[str, Any]:
     # Both ends are rounded, never the length: so slices that touch still touch, and inner ones stay inside.
     start, end = _nanoseconds(part.start, zero), _nanoseconds(part.end, zero)
     times = {"ts": start / 1000, "dur": (end - start) / 1000}
@@ -134,5 +139,5 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]
     return {"name": name, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def name_event(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return _meta(what, pid, tid, {"name": name})

@@ -163,6 +163,8 @@ class Disaggregated(Fleet):
                 transfers |= self._compute(self.public(number), request_id, prompt, options, engine)
             self.placement.note(engine, pages)
         if transfers:
+            stream = self.public(number)
+            self.first_tokens.begin(stream, self.streams[stream].request_id, time.monotonic())
             options = {**options, "transfers": transfers}
         super().start(("start", number, request_id, prompts, sampling, options), engine)
 

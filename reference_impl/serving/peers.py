@@ -8,6 +8,8 @@ elsewhere until they have come, or will not: then they are commands like any oth
                                    with transfers={transfer: peer}: compute what these have not brought
            ("relay", peer, content)    ("meet", peer)    ("gone", peer)    ("ping",)
     back   ("here", name)    ("relay", peer, content)    ("refused", peer, why)    ("pong",)
+           ("computed", number, seconds)    ("has", number, rest, first)    before the step that says so: see
+                                            `first_tokens.py`
 
 A peer's name is new with each process, so nobody takes a restarted engine for the one that is gone.
 """
@@ -18,6 +20,7 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ from reference_impl.features.disaggregation.transports.interface import Transpor
 from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
 from reference_impl.features.disaggregation.transports.tcp import TcpTransport
 from reference_impl.features.transfer.stored import FetchingKVManager, page_keys
+from reference_impl.observe.trace import StepDone, Trace
 from reference_impl.serving.runner import Message
 from reference_impl.serving.worker import load
 
@@ -64,15 +68,17 @@ class _Held:
 
 class PeerCommands:
     """The `Commands` and the report of a `Worker` with an endpoint. keys_of: the keys of a prompt's pages, given its
-    tokens and the request's options."""
+    tokens and the request's options. trace: the engine's, whose clock is `time.perf_counter`."""
 
-    def __init__(self, connection: Connection, endpoint: Endpoint, keys_of: KeysOf):
-        self._connection, self._endpoint, self._keys_of = connection, endpoint, keys_of
+    def __init__(self, connection: Connection, endpoint: Endpoint, keys_of: KeysOf, trace: Trace):
+        self._connection, self._endpoint, self._keys_of, self._trace = connection, endpoint, keys_of, trace
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of all that follows
         self._held: dict[int, _Held] = {}  # by number of the stream
         self._pushed: dict[int, str] = {}  # transfers that a stream pushes
         self._taken: dict[int, list[str]] = {}  # transfers whose pages a stream uses
+        self._computes: dict[int, str] = {}  # requests whose pages a stream pushes
+        self._over_at: dict[int, float] = {}  # when a stream's pages had come
         self._writing = threading.Lock()
 
     def begin(self) -> None:
@@ -112,7 +118,7 @@ class PeerCommands:
 
     def _push(self, number: int, command: Message, prompt: Sequence[int], transfer: str, peer: str) -> None:
         with self._lock:
-            self._pushed[number] = transfer
+            self._pushed[number], self._computes[number] = transfer, command[2]
 
         def answered(refusal: str | None) -> None:
             if refusal is None:
@@ -140,12 +146,15 @@ class PeerCommands:
             if held.waits:
                 return
             del self._held[number]
+            self._over_at[number] = time.perf_counter()
         self._commands.put(held.command)
 
     def _leave(self, number: int) -> None:
         with self._lock:
             self._held.pop(number, None)
             pushed, taken = self._pushed.pop(number, None), self._taken.pop(number, [])
+            self._computes.pop(number, None)
+            self._over_at.pop(number, None)
         if pushed is not None:
             self._endpoint.end_push(pushed)
         for transfer in taken:
@@ -166,10 +175,20 @@ class PeerCommands:
     def _has_written(self, number: int, is_over: bool) -> None:
         with self._lock:
             taken = self._taken.pop(number, [])
+            computed, over_at = self._computes.pop(number, None), self._over_at.pop(number, None)
             if is_over:
                 self._pushed.pop(number, None)  # its prompt is computed: the last pages follow
+        if computed is not None and (seconds := self._trace.metrics(computed).prefill) is not None:
+            self._report(("computed", number, seconds))
+        if over_at is not None:
+            now, step = time.perf_counter(), self._last_step()
+            self._report(("has", number, max(0.0, step - over_at), now - max(step, over_at)))
         for transfer in taken:
             self._endpoint.release(transfer)
+
+    def _last_step(self) -> float:
+        """When the step began whose tokens are reported."""
+        return next(e.started_at for e in reversed(self._trace.events) if isinstance(e, StepDone))
 
     def _relay(self, peer: str, content: bytes) -> None:
         self._report(("relay", peer, content))
@@ -233,4 +252,4 @@ def connected(llm: LLM, connection: Connection) -> Connection:
         key = kv.root + prefix_key(options.get("adapter"), options.get("cache_salt"))
         return page_keys(prompt[:whole], key, kv.page_tokens)
 
-    return PeerCommands(connection, kv.store.endpoint, keys_of)
+    return PeerCommands(connection, kv.store.endpoint, keys_of, llm.engine.trace)

@@ -12,8 +12,10 @@ from typing import Any
 
 from reference_impl.assembly.engine import Engine
 from reference_impl.observe.perfetto import write_perfetto
+from reference_impl.observe.perfetto_together import packed
 from reference_impl.serving import status
 from reference_impl.serving.metrics import EngineGauges, WatchedTrace
+from reference_impl.serving.peer_metrics import PeerMetrics, endpoint_in, pools, transfers
 
 logger = logging.getLogger("inferlab.serving")
 
@@ -26,6 +28,9 @@ class Questions:
             raise TypeError("expected an engine with Parts(trace=WatchedTrace(...))")
         self._engine, self._trace = engine, engine.trace
         self._trace.counts.registry.register(EngineGauges(engine))
+        if (endpoint := endpoint_in(engine)) is not None:
+            self._trace.counts.registry.register(PeerMetrics(endpoint))
+        self._endpoint = endpoint
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
         """(answer, None), or (None, why there is none). A failing question does not end the engine."""
@@ -45,7 +50,8 @@ class Questions:
         """What runs now, and of the last finished requests percentiles, and goodput under objectives (seconds)."""
         engine, counts = self._engine, self._trace.counts
         finished = status.finished(counts.last[-last:], engine.clock.now(), ttft, tpot)
-        return status.snapshot(engine, counts.hit_rate) | finished
+        shared = {"pools": [] if self._endpoint is None else pools(self._endpoint)}
+        return status.snapshot(engine, counts.hit_rate) | finished | shared
 
     def timeline(self, answer: str) -> dict[str, Any]:
         """What happened to an answer's requests. Raises ValueError where the trace does not have it, or no longer."""
@@ -58,3 +64,8 @@ class Questions:
     def write_trace(self, file: str) -> None:
         """Writes a timeline for ui.perfetto.dev. Raises OSError where it cannot be written."""
         write_perfetto(self._trace, Path(file))
+
+    def events(self, most_bytes: int) -> tuple[float, bytes]:
+        """What an `EngineTrace` has of this engine besides its name, in so many bytes."""
+        moved = [] if self._endpoint is None else transfers(self._endpoint)
+        return status.epoch_of(self._engine.clock), packed(self._trace, moved, most_bytes)

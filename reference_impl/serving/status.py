@@ -93,18 +93,19 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def timeline(engine: Engine, answer: str) -> dict[str, Any]:
-    """What happened to the requests of an answer (one per prompt and sample), or to one of them, by its id.
+    """What happened to the requests of an answer (one per prompt and sample), or to one of them, by its id; also what
+    this engine computed of it for another one, or took over from one ("id.transfer", "id~move").
 
     Times are seconds from the request's arrival. Raises KeyError where the trace does not have it, or no longer.
     """
-    trace, now, epoch = engine.trace, engine.clock.now(), _epoch(engine.clock)
-    ids = [i for i in trace.request_ids() if i == answer or i.startswith((f"{answer}-", f"{answer}/"))]
+    trace, now, epoch = engine.trace, engine.clock.now(), epoch_of(engine.clock)
+    ids = [i for i in trace.request_ids() if i == answer or i.startswith(tuple(answer + mark for mark in "-/.~"))]
     if not ids:
         raise KeyError(answer)
     return {"id": answer, "requests": [_life(life, trace, now, epoch) for life in lives_of(trace, ids)]}
 
 
-def _epoch(clock: Clock) -> float:
+def epoch_of(clock: Clock) -> float:
     """Seconds since 1970 when the engine's clock was 0. From the quickest of some pairs of readings."""
     readings = [(clock.now(), time.time(), clock.now()) for _ in range(5)]
     before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])

@@ -193,14 +193,18 @@ async def test_questions_are_answered_by_all_that_serve_also_if_one_is_lost_mean
     b.engines[0].say(("answer", 5, None, "no request"))
     b.engines[1].say(("failed", "gone"))
     assert [said[0] for said in b.said] == ["lost"]
-    b.engines[2].say(("answer", 5, {"id": "cmpl-1"}, None))
-    assert b.said[-1] == ("answer", 5, {"id": "cmpl-1"}, None)
+    life = {"id": "cmpl-1", "arrived_at": 3.0}
+    b.engines[2].say(("answer", 5, {"id": "cmpl-1", "requests": [life]}, None))
+    known = {"id": "cmpl-1", "requests": [{"engine": 2, "role": "", **life}], "ttft_parts": None}
+    assert b.said[-1] == ("answer", 5, known, None)
     b.fleet.send(("ask", 6, "timeline", ("cmpl-2",)))
     for engine in (0, 2):
         b.engines[engine].say(("answer", 6, None, "no request 'cmpl-2'"))
     assert b.said[-1] == ("answer", 6, None, "no request 'cmpl-2'")
-    b.fleet.send(("ask", 7, "write_trace", ("a/trace.json",)))
-    assert [b.engines[i].got[-1][3] for i in (0, 2)] == [("a/trace.0.json",), ("a/trace.2.json",)]
+    b.fleet.send(("ask", 7, "timeline", ("cmpl-3",)))
+    b.engines[0].say(("answer", 7, {"id": "cmpl-3"}, None))
+    b.engines[2].say(("answer", 7, None, "no request 'cmpl-3'"))
+    assert b.said[-1] == ("answer", 7, None, "KeyError: 'requests'")
 
 
 @in_a_loop
