@@ -138,7 +138,7 @@ class Page(NamedTuple):
 
 class PageTransfer(NamedTuple):
     """Pages in transfer between the device and a page store. A transfer begins with a step and ends with the reply to
-    that step or a later one. Until then nothing else may use its blocks."""
+    that step or a later one. Until then nothing else may write to its pages, and its blocks have an owner."""
 
     id: int
     pages: tuple[Page, ...]

@@ -25,12 +25,14 @@ from reference_impl.interfaces import (
     Executor,
     Masks,
     Opened,
+    Page,
     Request,
     SamplingParams,
     Step,
     StepRow,
     Transfers,
 )
+from reference_impl.interfaces.pages import page_tokens_of
 from tests.executor.forked import forked_workers as forked_workers
 
 
@@ -332,13 +334,13 @@ class LateExecutor:
         self.in_flight: list[dict[str, Any]] = []  # submitted, not collected
         # Tokens that the host did not know when a step was submitted; of those that it computes, and throws out.
         self.num_unknown = self.num_preempted_unknown = 0
-        self.pages: dict[int, set[int]] = {}  # blocks of loads and saves that have not ended
+        self.pages: dict[int, set[Page]] = {}  # of loads and saves that have not ended
 
     def submit(self, step: Step) -> dict[str, Any]:
         self.num_preempted_unknown += sum(self.requests[slot].num_in_flight for slot in step.closed)
         self.requests.update((new.slot, self.engine.requests[new.request_id]) for new in step.opened)
         rows = [(row, self.requests[row.slot]) for row in step.rows]
-        self.pages.update((t.id, {p.block for p in t.pages}) for t in (*step.transfers.loads, *step.transfers.saves))
+        self.pages.update((t.id, set(t.pages)) for t in (*step.transfers.loads, *step.transfers.saves))
         self.check_blocks(rows, step.transfers)
         self.num_unknown += sum(request.num_in_flight for _, request in rows)
         # As it would come through a pipe: what the engine does with its requests meanwhile cannot be seen in it.
@@ -390,7 +392,7 @@ class LateExecutor:
                 free = [b for b in blocks if self.engine.block_pool.ref_count(b) == 0]
                 assert not free, f"blocks {free} of {name!r} were freed while its step runs"
 
-        under_way = {block for blocks in self.pages.values() for block in blocks}
+        under_way = {page.block for pages in self.pages.values() for page in pages}
         assert all(self.engine.block_pool.ref_count(b) for b in under_way), "a transfer's blocks were freed"
 
     def check_blocks(self, rows: list[tuple[StepRow, Request]], transfers: Transfers) -> None:
@@ -399,7 +401,12 @@ class LateExecutor:
         size = self.engine.config.block_size
         for row, request in rows:
             written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.length)}
-            assert not any(written & blocks for blocks in self.pages.values()), "a row writes to pages under way"
+            # Of a block that is not full its full pages may be under way; the rows that fill it write behind them.
+            each = page_tokens_of(size)
+            places = range(row.start, row.start + row.length)
+            parts = {(t[p // size], p % size // each) for t in request.block_tables for p in places}
+            under_way = {(page.block, page.part) for pages in self.pages.values() for page in pages}
+            assert not parts & under_way, "a row writes to pages under way"
             for step in self.in_flight:
                 for name, blocks in step["blocks"].items():
                     other = step["requests"][name] is not request

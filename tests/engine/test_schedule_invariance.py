@@ -93,7 +93,7 @@ def asked(draw: st.DrawFn) -> Asked:
 @st.composite
 def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
     requests = draw(st.lists(asked(), min_size=2, max_size=5))
-    block_size = draw(st.sampled_from([1, 2, 3, 4, 7, 16]))
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 7, 16, 32]))  # 32: two pages of a store
     longest = max(len(r.prompt) + r.sampling.max_tokens - 1 for r in requests)
     needed = -(-longest // block_size)
     return requests, {

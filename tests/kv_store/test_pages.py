@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -212,6 +214,41 @@ def test_pages_are_gathered_into_the_memory_of_a_store_and_scattered_from_it(mak
     assert store.released == [KEYS]
     for page, block in zip(places, (4, 0, 2), strict=True):
         assert page_by_hand(target, page.block, page.part) == page_by_hand(source, block, 0)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, partial(np.frombuffer, dtype=np.uint16)])
+def test_a_store_without_memory_is_given_bytes_and_may_give_whatever_shows_them(kind: Callable[[bytes], Any]) -> None:
+    class Plain:
+        timeout = 5.0
+
+        def __init__(self) -> None:
+            self.contents: dict[bytes, Any] = {}
+
+        def num_stored(self, keys: Sequence[bytes]) -> int:
+            return 0
+
+        def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
+            assert all(type(content) is bytes for content in pages.values())
+            self.contents.update(pages)
+            return self.done(None)
+
+        def load(self, keys: Sequence[bytes]) -> Future[Any]:
+            return self.done([kind(self.contents[key]) for key in keys])
+
+        def done(self, result: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(result)
+            return future
+
+    source, target, store = cache_of(), cache_of(block_size=32), Plain()
+    assert not isinstance(store, OwnsBuffers)
+    Pages(store, source).begin(Transfers(saves=(transfer(0, (4, 0, 2)),)))
+    loading = Pages(store, target)
+    loading.begin(Transfers(loads=(transfer(1, (1, 2, 3)),)))
+    loading.take_in(0.0)
+    assert loading.take_ended() == (TransferEnd(1),)
+    for block, origin in ((1, 4), (2, 0), (3, 2)):
+        assert page_by_hand(target, block, 0) == page_by_hand(source, origin, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*release. OSError. closed")
