@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import random
 import signal
@@ -354,6 +355,20 @@ def test_without_memfd_a_segment_is_a_file_that_is_removed(monkeypatch: pytest.M
     assert not path.exists()
     writer.close()
     assert shared_memory._is_segment(0)
+
+
+def test_without_nixl_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl_cu12", None)
+    with pytest.raises(
+        ImportError, match=r"^NIXL is not installed: pip install 'inferlab\[transfer\]', .*Linux.*nixl_cu12"
+    ):
+        transport_of("nixl", "decode-0")
+
+
+@pytest.mark.nixl
+def test_nixl_changes_no_logging_of_others() -> None:
+    transport_of("nixl", "decode-0").close()
+    assert logging.raiseExceptions
 
 
 # Raw frames: what a peer could send that has the key and lies.

@@ -38,7 +38,7 @@ from reference_impl.features.disaggregation.transports.pages import Description,
 logger = logging.getLogger("inferlab.disaggregation")
 
 T = TypeVar("T")
-INSTALL = "NIXL is not installed, or not for this Python: pip install 'inferlab[transfer]' (Linux)"
+INSTALL = "NIXL is not installed: pip install 'inferlab[transfer]', in a checkout pip install -e '.[transfer]' (Linux)"
 _UNDER_WAY, _SHARING = 5e-5, 1e-3  # seconds between two looks
 _retired = list[mmap.mmap]()  # regions into which a peer that was cut off may still write
 
