@@ -17,6 +17,7 @@ BENCHES = {
     "speculative": ("Tokens proposed ahead against plain decoding, beside what the formula gives.", "--rounds 5"),
     "adaptive": ("What adaptive speculation costs where none pays, against plain decoding.", "--rounds 50"),
     "parallel": ("A model on two ranks beside one process; all-reduces beside gloo.", "--rounds 5"),
+    "disaggregation": ("Prompts in one engine, answers in another: pages, first tokens, gaps.", "--rounds 5"),
     "coupling": ("How many of a draft's tokens a seeded request keeps, by what both draw with.", "--num 32"),
     "draft_pair": ("A target and a draft model of your own: acceptance, costs, speed-up.", "--batch 4"),
     "gpu": ("The engine on this GPU against its limits, transformers and the goals.", "--only 'one stream'"),
