@@ -14,6 +14,7 @@ is stopped or hangs: it is ended, and its streams go on elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -34,6 +35,7 @@ from reference_impl.simulation.routers import ROUTERS
 logger = logging.getLogger("inferlab.serving")
 MIN_PAGES = 4
 PINGS = 4
+MEETING_SECONDS = 10.0  # that a fleet waits for its engines to meet, before it serves
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, detokenize=False)  # of a prompt that is computed for another
 
 
@@ -64,14 +66,20 @@ class Disaggregated(Fleet):
         self._assigned()
         self.names: dict[int, str] = {}  # of engines, as their peers know them
         self.first_tokens = self.questions.first_tokens = FirstTokens()
-        self._refused: set[tuple[str | None, str | None]] = set()  # pairs of names that cannot meet
+        self._met: dict[
+            tuple[str | None, str | None], str
+        ] = {}  # pairs of names, and why one does not push to the other
         self._prefills: dict[int, _Prefill] = {}  # by number of the stream in the prefill engine
         self._life, self._transfers = uuid.uuid4().hex, count(1)
         self._unanswered: dict[int, int] = {}  # pings, by engine
         self.placement = Placement()
 
     async def begin(self, receive: Callable[[Message], None]) -> None:
+        self._all_met = asyncio.Event()
         await super().begin(receive)
+        with contextlib.suppress(TimeoutError):  # who has not met computes its prompts itself
+            async with asyncio.timeout(MEETING_SECONDS):
+                await self._all_met.wait()
         self._watching = asyncio.create_task(self._watch())
         if self._peers_port is not None:
             await self._peers_port.open(self)
@@ -191,9 +199,7 @@ class Disaggregated(Fleet):
         return {transfer: sender}
 
     def _can_push(self, prefill: int, decode: int) -> bool:
-        """Whether the two have met, or will."""
-        names = self.names.get(prefill), self.names.get(decode)
-        return None not in names and names not in self._refused
+        return self._met.get((self.names.get(prefill), self.names.get(decode))) == ""
 
     def _end(self, number: int) -> None:
         self.engines[self._prefills.pop(number).engine].send(("leave", number))
@@ -214,9 +220,14 @@ class Disaggregated(Fleet):
                 self.first_tokens.computed(self._prefills[number].stream, seconds, time.monotonic())
             case "has", number, rest, first:
                 self.first_tokens.has(self.public(number), rest, first, time.monotonic())
-            case "refused", peer, why:
-                logger.error("engine %d cannot push pages to another: %s", engine, why)
-                self._refused.add((self.names[engine], peer))
+            case "met", peer, refusal:
+                if refusal:
+                    logger.error("engine %d cannot push pages to another: %s", engine, refusal)
+                self._met[self.names[engine], peer] = refusal
+                if all(
+                    (self.names.get(p), self.names.get(d)) in self._met for p, d in product(self.prefill, self.decode)
+                ):
+                    self._all_met.set()
             case "answer", number, _, refusal if number in self._prefills:
                 if refusal is not None:  # the decode engine computes the prompt, or refuses it too
                     self._end(number)

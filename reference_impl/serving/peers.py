@@ -7,7 +7,7 @@ elsewhere until they have come, or will not: then they are commands like any oth
     there  ("start", ..., options) with push_to=(transfer, peer): compute this prompt, and push its pages
                                    with transfers={transfer: peer}: compute what these have not brought
            ("relay", peer, content)    ("meet", peer)    ("gone", peer)    ("ping",)
-    back   ("here", name)    ("relay", peer, content)    ("refused", peer, why)    ("pong",)
+    back   ("here", name)    ("relay", peer, content)    ("met", peer, why not)    ("pong",)
            ("computed", number, seconds)    ("has", number, rest, first)    before the step that says so: see
                                             `first_tokens.py`
 
@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reference_impl.assembly.config import ConfigError
 from reference_impl.core.kv_manager import prefix_key
 from reference_impl.features.disaggregation.endpoint import Endpoint
 from reference_impl.features.disaggregation.layouts import PageFormat, page_format
@@ -82,7 +83,7 @@ class PeerCommands:
         self._writing = threading.Lock()
 
     def begin(self) -> None:
-        self._endpoint.begin(self._relay, self._refused)
+        self._endpoint.begin(self._relay, self._met)
         self._report(("here", self._endpoint.name))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
@@ -193,8 +194,8 @@ class PeerCommands:
     def _relay(self, peer: str, content: bytes) -> None:
         self._report(("relay", peer, content))
 
-    def _refused(self, peer: str, why: str) -> None:
-        self._report(("refused", peer, why))
+    def _met(self, peer: str, refusal: str) -> None:
+        self._report(("met", peer, refusal))
 
     def _report(self, message: Message) -> None:
         with self._writing:
@@ -211,7 +212,10 @@ def load_peer(
     """Loads an LLM whose pages come from peers and go to them: by shared memory or, with an address of this machine and
     a join key, over TCP. Errors: see `load`; ValueError for a model or a cache whose pages cannot."""
     store = PeerStore()
-    llm = load(model, dtype, num_engines, page_store=store, **engine_options)
+    try:
+        llm = load(model, dtype, num_engines, page_store=store, **engine_options)
+    except ConfigError as error:
+        raise ValueError(f"engines that compute prompts for others exchange pages, by a page store: {error}") from None
     name = uuid.uuid4().hex
     transport: Transport = SharedMemoryTransport(name)
     if over_tcp is not None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -36,10 +37,15 @@ class Bench:
         self.fleet = Disaggregated(self.engines, num_prefill, router)  # type: ignore[arg-type]
         self.said: list[Any] = []
 
-    async def begin(self) -> None:
-        await self.fleet.begin(self.said.append)
+    async def begin(self, **refusals: str) -> None:
+        """refusals: of engines as d1, d2, ... that refuse pages."""
+        beginning = asyncio.create_task(self.fleet.begin(self.said.append))
+        await asyncio.sleep(0)
         for number in range(len(self.engines)):
             self.engines[number].say(("here", f"name {number}"))
+        for p, d in product(self.fleet.prefill, self.fleet.decode):
+            self.engines[p].say(("met", f"name {d}", refusals.get(f"d{d}", "")))
+        await beginning
 
     def start(self, number: int, *prompts: list[int], sampling: SamplingParams | None = None, **options: Any) -> None:
         self.fleet.send(("start", number, f"r{number}", list(prompts), sampling or SamplingParams(), options))
@@ -141,8 +147,7 @@ async def test_a_role_without_engines_is_the_others_work() -> None:
 @in_a_loop
 async def test_who_cannot_meet_sends_nothing_and_a_client_that_goes_is_left_in_both() -> None:
     b = Bench(1, 2)
-    await b.begin()
-    b.engines[0].say(("refused", "name 1", "other weights"))
+    await b.begin(d1="other weights")
     b.start(0, LONG)
     assert (b.got(0, "start"), len(b.got(1, "start"))) == ([], 1)
     b.start(1, [5, *LONG])

@@ -31,7 +31,12 @@ class Router:
         self.said: list[Any] = []
         self.port = PeersPort("127.0.0.1", 0, KEY)
         self.fleet = Disaggregated([Recorded(), Recorded()], 1, "round_robin", peers_port=self.port)  # type: ignore[list-item]
-        await self.fleet.begin(self.said.append)
+        beginning = asyncio.create_task(self.fleet.begin(self.said.append))
+        await asyncio.sleep(0)
+        self.fleet.said(0, ("here", "p"))
+        self.fleet.said(1, ("here", "d"))
+        self.fleet.said(0, ("met", "d", ""))
+        await beginning
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -56,7 +61,7 @@ async def test_an_engine_that_joins_gets_requests_until_it_leaves() -> None:
         await until(lambda: len(router.fleet.serving) == 3)
         assert router.fleet.questions.roles == ["prefill", "decode", "decode"]
         connection.put(("here", "their name"))
-        await until(lambda: router.fleet.names == {2: "their name"})
+        await until(lambda: router.fleet.names.get(2) == "their name")
         for number in range(2):
             router.fleet.send(("ask", number, "metrics", ()))
         assert await asyncio.to_thread(connection.get) == ("ask", 0, "metrics", [])

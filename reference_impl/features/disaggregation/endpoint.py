@@ -110,9 +110,10 @@ class Endpoint:
         self._wanted: dict[bytes, set[str]] = defaultdict(set)  # keys, and the transfers that push them
         self._coming: dict[bytes, set[str]] = defaultdict(set)  # the same, once their pages were asked for
 
-    def begin(self, send: Callable[[str, bytes], None], refused: Callable[[str, str], None]) -> None:
-        """send: takes a peer's name and what to tell it. refused: a peer that was met, and why it is of no use."""
-        self._send, self._refused = send, refused
+    def begin(self, send: Callable[[str, bytes], None], met: Callable[[str, str], None]) -> None:
+        """send: takes a peer's name and what to tell it. met: a peer that was met, and why it is of no use, if it is
+        not; called in another thread."""
+        self._send, self._has_met = send, met
         self._thread.start()
 
     def close(self) -> None:
@@ -246,13 +247,14 @@ class Endpoint:
         elif kind == WELCOME:
             try:
                 self._links[met] = self.transport.connect(content)
+                self._has_met(peer, "")
             except (ValueError, OSError) as error:
-                self._refused(peer, str(error))
+                self._has_met(peer, str(error))
         elif kind == CUT:
             self._cut(met)
             self._meet_again(peer)
         elif kind == REFUSED:
-            self._refused(peer, content.decode(errors="replace"))
+            self._has_met(peer, content.decode(errors="replace"))
         else:
             logger.warning("%s said something of an unknown kind: %r", peer, kind)
 

@@ -66,7 +66,9 @@ class Pair:
             "receiver", replace(FORMAT, **receiver), self.transports[1], times=times, memory_bytes=FORMAT.page_bytes * 8
         )
         self.refused: list[str] = []
-        self.sender.begin(self._to(self.receiver, "sender"), lambda peer, why: self.refused.append(why))
+        self.sender.begin(
+            self._to(self.receiver, "sender"), lambda peer, why: self.refused.append(why) if why else None
+        )
         self.receiver.begin(self._to(self.sender, "receiver"), lambda peer, why: None)
         self.sender.meet("receiver")
 
