@@ -107,6 +107,31 @@ def test_a_buffer_of_another_size_is_refused() -> None:
     assert isinstance(held, HoldsPages)
 
 
+def test_a_cache_whose_blocks_hold_more_copies_its_own_pages() -> None:
+    class More(PagedKVCache):
+        def __init__(self) -> None:
+            super().__init__(cache_of().specs, BLOCKS, torch.float64, CPU)
+            self.blocks.append(torch.zeros(BLOCKS, LAYERS, 3))
+
+    with pytest.raises(ValueError, match="expected blocks of 4608 bytes a layer, .* got 4620 in More: one that holds"):
+        Pages(WholePages(), More())
+
+    class Own(More):
+        num_layers, layer_bytes = LAYERS, 1
+
+        def gather_pages(self, pages: Any, layers: range, buffers: Any) -> Any:
+            for buffer in buffers:
+                buffer[:] = b"x" * len(layers)
+                yield buffer
+
+        def scatter_pages(self, pages: Any, layers: range, buffers: Any) -> None:
+            raise AssertionError("nothing is loaded")
+
+    store = WholePages()
+    Pages(store, Own()).begin(Transfers(saves=(transfer(0, (0, 1, 2)),)))
+    assert [bytes(content[:-SEAL_BYTES]) for content in store.slots.values()] == [b"xxx"] * 3
+
+
 @given(
     content=st.binary(min_size=1, max_size=300), key=st.binary(min_size=32, max_size=32), layer=st.integers(0, 300),
     bit=st.integers(0, 2**16), other=st.integers(1, 300), cut=st.integers(1, 9),

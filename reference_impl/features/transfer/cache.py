@@ -39,7 +39,7 @@ class _HostBlocks:
 
 class CachePages:
     """A `PagedKVCache` as a cache that `HoldsPages`. via_host: its device's blocks are copied to the host first; None:
-    where the device is not a CPU."""
+    where the device is not a CPU. ValueError for a cache whose blocks hold more than keys, values and their scales."""
 
     def __init__(self, cache: PagedKVCache, via_host: bool | None = None):
         spec = cache.specs[0]
@@ -49,6 +49,13 @@ class CachePages:
         self._tensors = [cache.data.view(torch.uint8)]  # torch cannot index float8
         if isinstance(cache, MovesScales):
             self._tensors.append(cache.scale_of_slots)
+        own, found = self._parts * self.layer_bytes, sum(tensor[0, 0].nbytes for tensor in cache.blocks)
+        if own != found:
+            raise ValueError(
+                f"a page store: expected blocks of {own} bytes a layer, keys, values and scale_of_slots, "
+                f"got {found} in {type(cache).__name__}: one that holds more needs gather_pages, scatter_pages, "
+                "num_layers and layer_bytes of its own"
+            )
         on_device = cache.data.device.type != "cpu" if via_host is None else via_host
         place = range(cache.num_blocks)
         self._all = None if on_device else _HostBlocks(self._tensors, self._views(self._tensors), place)

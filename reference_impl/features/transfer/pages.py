@@ -42,7 +42,9 @@ class Pages:
     cannot be copied."""
 
     def __init__(self, store: PageStore | LayeredPageStore, cache: KVCache):
-        held: object = CachePages(cache) if isinstance(cache, PagedKVCache) else cache
+        held: object = cache
+        if isinstance(cache, PagedKVCache) and not isinstance(cache, HoldsPages):
+            held = CachePages(cache)
         if not isinstance(held, HoldsPages):
             raise TypeError(
                 "a page store needs a cache with gather_pages, scatter_pages, num_layers and layer_bytes, as "

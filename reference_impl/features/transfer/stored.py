@@ -230,7 +230,8 @@ class FetchingKVManager(KVManager):
             self._save_wanted(request, self.store)
             return
         indexed = [*itertools.takewhile(lambda block: block in self.references.indexed, request.block_table)]
-        num_pages = self._num_pages(request)
+        most = (len(indexed) + 1) * self.pages_per_block - 1  # of indexed blocks, and of one behind that is not full
+        num_pages = min(self._num_pages(request), most)
         behind = num_pages > max(len(indexed) * self.pages_per_block, self._num_saved.get(request, 0))
         if not behind and all(block in self._kept for block in indexed):
             return
