@@ -3,7 +3,7 @@
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):
-    """Admits from the head of the line while all of a request fits. waiting: [(id, missing)] -> plan."""
+    """Admits from the head of the line as long as all of a request fits. waiting: [(id, missing)] -> plan."""
     admitted = {}
     for request_id, missing in waiting:
         needed = more_blocks(missing, 0, block_size)
