@@ -1,7 +1,7 @@
 """The traces of several engines as one file for Perfetto: each has processes of its own, and transfers join them.
 
     process "prefill 0"              its steps and counters, as in `perfetto.py`; so "prefill 0: requests", ": ranks"
-    process "prefill 0: transfers"   tracks with a slice for each transfer of pages, and as many as overlapped
+    process "prefill 0: transfers"   tracks with a slice for each transfer of pages, in it one from the first page on
 
 An arrow leads from the slice of who pushed to that of who received. Engines are placed by their time of day, as each
 has it: those of other machines are as far off as their clocks are.
@@ -83,12 +83,15 @@ def _unpacked(content: bytes) -> list[dict[str, Any]]:
 
 
 def _transfer_events(transfers: Sequence[Slice]) -> Iterator[dict[str, Any]]:
-    """Slices on one track must not overlap: each goes on the first track that is free when it begins."""
+    """Slices on one track must not overlap: each transfer goes on the first track that is free when it begins. What is
+    within one comes after it."""
     ends: list[float] = []
-    for part in sorted(transfers, key=lambda part: part.start):
-        track = next((n for n, end in enumerate(ends) if end <= part.start), len(ends))
-        ends[track:track + 1] = [part.end]  # fmt: skip
-        yield complete_event(part, TRANSFERS, track + 1, 0.0)
+    whole = [n for n, part in enumerate(transfers) if "transfer" in part.args]
+    each = [transfers[begin:end] for begin, end in zip(whole, [*whole[1:], len(transfers)], strict=True)]
+    for parts in sorted(each, key=lambda parts: parts[0].start):
+        track = next((n for n, end in enumerate(ends) if end <= parts[0].start), len(ends))
+        ends[track:track + 1] = [parts[0].end]  # fmt: skip
+        yield from (complete_event(part, TRANSFERS, track + 1, 0.0) for part in parts)
     if ends:
         yield name_event("process_name", TRANSFERS, 0, "transfers")
         yield from (name_event("thread_name", TRANSFERS, track + 1, "transfers") for track in range(len(ends)))
@@ -99,7 +102,7 @@ def _flows(slices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     the same moment where the receiver waited already."""
     ends: dict[str, dict[str, dict[str, Any]]] = {}
     for event in slices:
-        if event["pid"] % PIDS == TRANSFERS:
+        if event["pid"] % PIDS == TRANSFERS and "transfer" in event["args"]:
             ends.setdefault(event["args"]["transfer"], {})[event["args"]["direction"]] = event
     for number, (transfer, sides) in enumerate(ends.items(), 1):
         if len(sides) < 2:

@@ -17,11 +17,9 @@ from prometheus_client.registry import Collector
 from reference_impl.assembly.engine import Engine
 from reference_impl.features.disaggregation.endpoint import Endpoint
 from reference_impl.features.disaggregation.store import PeerStore
-from reference_impl.features.disaggregation.tally import PUSHED, RECEIVED, peer_of
+from reference_impl.features.disaggregation.tally import Moved, peer_of
 from reference_impl.features.transfer.stored import FetchingKVManager
 from reference_impl.observe.timeline import Slice
-
-DIRECTIONS = (PUSHED, RECEIVED)
 
 
 def endpoint_in(engine: Engine) -> Endpoint | None:
@@ -39,15 +37,16 @@ def pools(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def transfers(endpoint: Endpoint) -> list[Slice]:
-    """The transfers that ended last, on the engine's clock."""
-    return [
-        Slice(
-            f"{moved.direction} {moved.transfer}", moved.started_at, moved.ended_at,
-            {"transfer": moved.transfer, "direction": moved.direction, "peer": moved.peer, "pages": moved.num_pages,
-             "bytes": moved.num_pages * endpoint.format.page_bytes, "error": moved.error},
-        )
-        for moved in endpoint.tally.last()
-    ]  # fmt: skip
+    """The transfers that ended last, on the engine's clock; in each the time from its first page on, if it has any."""
+    return [part for moved in endpoint.tally.last() for part in _slices(moved, endpoint.format.page_bytes)]
+
+
+def _slices(moved: Moved, page_bytes: int) -> Iterator[Slice]:
+    args = {"transfer": moved.transfer, "direction": moved.direction, "peer": moved.peer, "error": moved.error}
+    yield Slice(f"{moved.direction} {moved.transfer}", moved.started_at, moved.ended_at, args)
+    if moved.first_page_at is not None:
+        moves = {"pages": moved.num_pages, "bytes": moved.num_pages * page_bytes}
+        yield Slice("pages", moved.first_page_at, moved.ended_at, moves)
 
 
 class PeerMetrics(Collector):
@@ -64,7 +63,7 @@ class PeerMetrics(Collector):
         ended = CounterMetricFamily("inferlab:transfers", "Transfers that ended, by outcome", labels=[*way, "outcome"])
         going = GaugeMetricFamily("inferlab:transfers_open", "Transfers that go on", labels=way)
         for peer, each in self._endpoint.tally.by_peer().items():
-            for direction in DIRECTIONS:
+            for direction in each.num_open:
                 pages.add_metric([direction, peer], each.pages[direction])
                 num_bytes.add_metric([direction, peer], each.pages[direction] * page_bytes)
                 going.add_metric([direction, peer], each.num_open[direction])

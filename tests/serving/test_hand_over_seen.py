@@ -130,8 +130,10 @@ def test_one_trace_has_all_engines_on_one_axis_and_the_transfer_between_them(see
     )
     pids = {name: pid for pid, name in processes.items()}
     of = {name: [e for e in seen.events if e["pid"] == pid and e["ph"] == "X"] for name, pid in pids.items()}
-    [pushed], [received] = of["prefill 0: transfers"], of["decode 1: transfers"]
-    assert (pushed["args"]["pages"], received["args"]["bytes"]) == (PAGES, PAGES * seen.page_bytes)
+    (pushed, writes), (received, arrives) = of["prefill 0: transfers"], of["decode 1: transfers"]
+    for outer, inner in ((pushed, writes), (received, arrives)):
+        assert inner["args"] == {"pages": PAGES, "bytes": PAGES * seen.page_bytes}
+        assert outer["ts"] <= inner["ts"] <= inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.001
     computes = [step for step in of["prefill 0"] if step["name"] == "prefill"]
     decodes = [step for step in of["decode 1"] if step["args"]["rows"] and step["ts"] < received["ts"] + 1e9]
     assert pushed["ts"] <= computes[0]["ts"] + 100, "an offer comes before the prompt is computed"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from reference_impl.features.disaggregation.messages import Offer, Reserved
-from reference_impl.features.disaggregation.protocol import Action, Ended, Lapsed, NoMore, PageHere, Send
+from reference_impl.features.disaggregation.protocol import Action, Ended, Lapsed, NoMore, PageHere, Send, Write
 
 PUSHED, RECEIVED = "pushed", "received"  # directions
 LAST = 1000  # transfers whose times are kept
@@ -58,12 +58,14 @@ class PeerTally:
 
 @dataclass(frozen=True)
 class Moved:
-    """A transfer that has ended. Times: seconds of the clock."""
+    """A transfer that has ended. Times: seconds of the clock. first_page_at: when its first page was written, or was
+    found right; None where there was none."""
 
     transfer: str
     direction: str
     peer: str
     started_at: float
+    first_page_at: float | None
     ended_at: float
     num_pages: int
     error: str
@@ -78,6 +80,7 @@ class Tally:
         self._peers: dict[str, PeerTally] = {}
         self._open: dict[tuple[str, str], tuple[str, float]] = {}  # by direction and transfer: the peer, since when
         self._num_pages: Counter[str] = Counter()  # received, of open transfers
+        self._first: dict[tuple[str, str], float] = {}  # when the first page of an open transfer moved
         self._last: deque[Moved] = deque(maxlen=LAST)
 
     def saw(self, action: Action) -> None:
@@ -87,7 +90,10 @@ class Tally:
                 self._begin(PUSHED, transfer, peer)
             case Send(peer, Reserved(transfer=transfer)):
                 self._begin(RECEIVED, transfer, peer)
+            case Write(transfer=transfer):
+                self._first.setdefault((PUSHED, transfer), self._clock())
             case PageHere(transfer=transfer, peer=peer):
+                self._first.setdefault((RECEIVED, transfer), self._clock())
                 with self._lock:
                     self._of(peer).pages[RECEIVED] += 1
                     self._num_pages[transfer] += 1
@@ -117,6 +123,7 @@ class Tally:
                 self._of(peer).num_open[direction] += 1
 
     def _end(self, direction: str, transfer: str, num_pages: int, error: str) -> None:
+        first = self._first.pop((direction, transfer), None)
         with self._lock:
             if direction == RECEIVED:
                 self._num_pages.pop(transfer, None)
@@ -128,7 +135,8 @@ class Tally:
             found.ended[direction, outcome(error)] += 1
             if direction == PUSHED:
                 found.pages[PUSHED] += num_pages
-            self._last.append(Moved(transfer, direction, peer, started_at, self._clock(), num_pages, error))
+            times = started_at, first, self._clock()
+            self._last.append(Moved(transfer, direction, peer, *times, num_pages, error))
 
     def _of(self, peer: str) -> PeerTally:
         return self._peers.setdefault(peer_of(peer), PeerTally())

@@ -56,7 +56,8 @@ def test_a_transfer_that_came_whole() -> None:
     assert (p.num_open, d.num_open) == ({PUSHED: 0}, {RECEIVED: 0})
     [pushed], [received] = both.of_p.last(), both.of_d.last()
     assert (pushed.transfer, pushed.peer, pushed.num_pages, pushed.error) == ("t", "D", 3, "")
-    assert (pushed.started_at, pushed.ended_at, received.started_at, received.ended_at) == (0.0, 2.0, 0.0, 2.0)
+    assert (pushed.started_at, pushed.first_page_at, pushed.ended_at) == (0.0, 2.0, 2.0)
+    assert (received.started_at, received.first_page_at, received.ended_at) == (0.0, 2.0, 2.0)
     assert (received.direction, received.num_pages) == (RECEIVED, 3)
 
 
@@ -111,6 +112,7 @@ def test_each_early_end_has_a_class(run: Callable[[Counted], None], classes: tup
     both.expect("t")
     run(both)
     of_p, of_d = (tally.by_peer().get(peer, PeerTally()).ended for tally, peer in ((both.of_p, "D"), (both.of_d, "P")))
+    assert all(transfer != "t" for tally in (both.of_p, both.of_d) for _, transfer in [*tally._first, *tally._open])
     assert (of_p, of_d) == (Counter({(PUSHED, classes[0]): 1} if classes[0] else {}), {(RECEIVED, classes[1]): 1})
 
 
