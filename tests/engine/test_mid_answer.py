@@ -186,6 +186,20 @@ def test_a_request_is_handed_over_while_it_is_preempted(random_model) -> None:
     check_same(request, moved)
 
 
+def test_layers_with_windows_read_what_another_engine_wrote(random_model) -> None:
+    """Cut where the window has left the prompt: there the blocks that lie behind it are never given out."""
+    model = random_model("float64", architecture="MistralForCausalLM", sliding_window=6)
+    sampling = SamplingParams(max_tokens=12, seed=4)
+    expected = whole(model, PROMPT, sampling, 4)
+    for cut, budget in ((2, 3), (8, 100), (8, 4), (11, 1)):
+        engine = Engine(model, EngineConfig(block_size=2, num_blocks=14, max_num_batched_tokens=budget))
+        progress = Progress(4, tuple(expected.output_tokens[:cut]))
+        request = resumed(engine, over_the_wire(Handover(tuple(PROMPT), sampling, progress)))
+        run(engine, request)
+        check_same(request, expected)
+        assert engine.kv.num_available == 14
+
+
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_each_sample_of_a_prompt_goes_on_by_itself(after: int, random_model) -> None:
     """Also before they are forked. In an engine of its own each has the same name, so only its index tells them."""
@@ -232,9 +246,11 @@ class Constant:
         return [9] * k
 
 
-def test_verdicts_on_drafts_use_no_number_twice(random_model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_verdicts_on_drafts_use_no_number_twice(is_noted: bool, random_model, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted by steps, and each engine's begin at 1. A number that decided what was written before the seam
-    would make what comes behind it depend on that more than the model does."""
+    would make what comes behind it depend on that more than the model does. is_noted: who streams it hands it over, and
+    knows its first seed alone."""
     model, used = random_model("float64"), []
     draw = rejection.uniform
 
@@ -250,8 +266,10 @@ def test_verdicts_on_drafts_use_no_number_twice(random_model, monkeypatch: pytes
         engine = Engine(model, config, Parts(host_proposer=Constant()))
         request = resumed(engine, handover)
         seeds.append(request.seed)
-        run(engine, request, len(request.output_tokens) + 4)
-        handover = over_the_wire(hand_over(request))
+        had = len(request.output_tokens)
+        run(engine, request, had + 4)
+        noted_there = replace(handover, progress=handover.progress.after(request.output_tokens[had:]))
+        handover = over_the_wire(noted_there if is_noted else hand_over(request))
     assert len(used) > 20
     assert len({*used}) == len(used)
     assert len({*seeds}) == len(seeds)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from os import urandom
 
 from reference_impl.interfaces import Request, RequestState, SamplingParams, TokenLogprobs
+from reference_impl.interfaces.sampling_fields import MOST_SAMPLES
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Progress:
     seed: given, or drawn when the request was new: 64 bits. tokens: the output so far. sample_index: which sample of
     its prompt; each goes on by itself. num_unstreamed: how many of the last tokens were not shown yet, so that the text
     goes on with them. has_grammar: it has a grammar besides `bad_words`, which has to be given again (a grammar reads
-    the output, so it goes on where it was). logprobs: one for each token, prompt_logprobs: one for each token of the
-    prompt but the first, where they are asked for.
+    the output, so it goes on where it was). logprobs: one for each token, where they are asked for. prompt_logprobs:
+    likewise, one for each token of the prompt but the first; without them the prompt is computed and scored anew.
     """
 
     seed: int
@@ -114,16 +115,18 @@ def _check(request: Request, progress: Progress, vocab_size: int) -> None:
     sampling, tokens, num_tokens = request.sampling, progress.tokens, len(progress.tokens)
     if sampling.n != 1:
         raise ValueError(f"resume: expected SamplingParams(n=1), since each sample goes on by itself; got {sampling.n}")
+    for name, most in (("seed", 2**64 - 1), ("sample_index", MOST_SAMPLES - 1), ("num_unstreamed", num_tokens)):
+        given = getattr(progress, name)
+        if type(given) is not int or not 0 <= given <= most:
+            raise ValueError(f"resume: {name}: expected a whole number from 0 to {most}, got {given!r}")
     if sampling.seed not in (None, progress.seed):
         raise ValueError(f"resume: expected the seed of sampling, {sampling.seed}, got {progress.seed}")
-    if not 0 <= progress.num_unstreamed <= num_tokens:
-        raise ValueError(f"resume: num_unstreamed: expected 0 to {num_tokens}, got {progress.num_unstreamed}")
     if progress.has_grammar != (request.grammar is not None and not sampling.bad_words):
         had, got = ("a", "none") if progress.has_grammar else ("no", "one")
         raise ValueError(f"resume: the request had {had} grammar where it comes from, and was given {got} here")
     for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"resume: token {token} is outside the vocabulary [0, {vocab_size})")
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ValueError(f"resume: tokens: expected ids of the vocabulary [0, {vocab_size}), got {token!r}")
         if token in request.stop_token_ids:
             raise ValueError(f"resume: token {token} ends the answer: nothing is left to generate")
     if request.num_prompt_tokens + num_tokens >= request.max_total_tokens:
@@ -132,13 +135,14 @@ def _check(request: Request, progress: Progress, vocab_size: int) -> None:
             f"have {request.max_total_tokens} here: nothing is left to generate"
         )
     _check_reports("logprobs", progress.logprobs, tokens if sampling.logprobs is not None else ())
-    is_scored = sampling.prompt_logprobs is not None and tokens
-    _check_reports("prompt_logprobs", progress.prompt_logprobs, request.tokens[1:] if is_scored else ())
+    if progress.prompt_logprobs:
+        is_scored = sampling.prompt_logprobs is not None and tokens
+        _check_reports("prompt_logprobs", progress.prompt_logprobs, request.tokens[1:] if is_scored else ())
 
 
 def _check_reports(name: str, reports: Sequence[TokenLogprobs], tokens: Sequence[int]) -> None:
     """Raises ValueError unless there is a report for each of these tokens, and no other."""
-    if [report.token for report in reports] != list(tokens):
+    if [report.token if isinstance(report, TokenLogprobs) else None for report in reports] != list(tokens):
         raise ValueError(
             f"resume: {name}: expected one for each of {len(tokens)} tokens, in their order, got {len(reports)}: where "
             "they are asked for those so far go along, and otherwise none"

@@ -119,18 +119,22 @@ OTHER = TokenLogprobs(12, -1.0, ())
         ({}, {}, {"holds": True}, "is held .beam search."),
         ({"n": 2}, {}, {}, "n=1.*each sample goes on by itself; got 2"),
         ({}, {"seed": 4}, {}, "expected the seed of sampling, 3, got 4"),
-        ({}, {"num_unstreamed": 3}, {}, "num_unstreamed: expected 0 to 2, got 3"),
-        ({}, {"num_unstreamed": -1}, {}, "num_unstreamed: expected 0 to 2, got -1"),
+        ({}, {"num_unstreamed": 3}, {}, "num_unstreamed: expected a whole number from 0 to 2, got 3"),
+        ({}, {"num_unstreamed": -1}, {}, "num_unstreamed: expected a whole number from 0 to 2, got -1"),
+        ({}, {"seed": 2**64}, {}, "seed: expected a whole number from 0 to 18446744073709551615, got 1844"),
+        ({}, {"sample_index": 10_000}, {}, "sample_index: expected a whole number from 0 to 9999, got 10000"),
+        ({}, {"tokens": ("1",)}, {}, "ids of the vocabulary .*got '1'"),
         ({}, {"has_grammar": True}, {}, "had a grammar where it comes from, and was given none here"),
         ({}, {}, {"grammar": AllowsAll()}, "had no grammar where it comes from, and was given one here"),
-        ({}, {"tokens": (10, 61)}, {}, r"token 61 is outside the vocabulary \[0, 61\)"),
-        ({}, {"tokens": (-1,)}, {}, "token -1 is outside"),
+        ({}, {"tokens": (10, 61)}, {}, r"tokens: expected ids of the vocabulary \[0, 61\), got 61"),
+        ({}, {"tokens": (-1,)}, {}, "ids of the vocabulary .*got -1"),
         ({"stop_token_ids": (11,)}, {}, {}, "token 11 ends the answer: nothing is left"),
         ({}, {"tokens": (60, 1)}, {}, "token 60 ends the answer"),  # the model's
         ({}, {"tokens": (1,) * 5}, {}, "3 tokens of prompt and 5 of output, and may have 8 here"),
         ({"max_tokens": 999}, {"tokens": (1,) * 61}, {}, "61 of output, and may have 64 here"),
         ({"logprobs": 0}, {}, {}, "logprobs: expected one for each of 2 tokens, in their order, got 0"),
         ({"logprobs": 0}, {"logprobs": (ONE, OTHER)}, {}, "logprobs: expected one for each of 2 tokens.*got 2"),
+        ({"logprobs": 0}, {"logprobs": ("a", "b")}, {}, "logprobs: expected one for each of 2 tokens.*got 2"),
         ({}, {"logprobs": (ONE,)}, {}, "logprobs: expected one for each of 0 tokens"),
         ({"prompt_logprobs": 0}, {"prompt_logprobs": (ONE,)}, {}, "prompt_logprobs: expected one for each of 2 tokens"),
         ({"prompt_logprobs": 0}, {"tokens": (), "prompt_logprobs": (ONE,)}, {}, "each of 0 tokens"),
@@ -194,3 +198,23 @@ def test_an_engine_counts_the_tokens_that_it_wrote_and_no_more_cached_ones_than_
         assert engine.trace.events[-1].num_output_tokens == 5
     assert request.num_cached_tokens == 6
     assert engine.trace.prefix_cache().hit_rate <= 1
+
+
+def test_a_prompt_that_is_scored_is_not_computed_again_as_a_whole(random_model) -> None:
+    """Where its log-probabilities go along; they need not, since they can be computed."""
+    sampling = SamplingParams(max_tokens=6, prompt_logprobs=1, seed=1)
+    engine = Engine(random_model("float64"), EngineConfig(block_size=4, num_blocks=64))
+    first = engine.add(list(range(20)), sampling)
+    while len(first.output_tokens) < 3:
+        engine.step()
+    handover = hand_over(first)
+    others = [handover.progress, replace(handover.progress, prompt_logprobs=())]
+    moved = [engine.add(handover.prompt, sampling, resume=progress) for progress in others]
+    while engine.has_work():
+        engine.step()
+    assert [request.num_cached_tokens for request in moved] == [20, 0]
+    for request in moved:
+        assert request.tokens == first.tokens
+        assert [report.token for report in request.prompt_logprobs] == list(range(1, 20))
+        for one, other in zip(request.prompt_logprobs, first.prompt_logprobs, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
