@@ -7,6 +7,7 @@ segment of shared memory. Both ends are in this process, so its processor time i
 
 from __future__ import annotations
 
+import queue
 import statistics
 import threading
 import time
@@ -22,7 +23,7 @@ import torch
 
 from reference_impl.bench import harness
 from reference_impl.core.kv_cache import PagedKVCache
-from reference_impl.features.disaggregation.endpoint import WELCOME, Endpoint
+from reference_impl.features.disaggregation.endpoint import Endpoint
 from reference_impl.features.disaggregation.layouts import page_format
 from reference_impl.features.disaggregation.store import PeerStore
 from reference_impl.features.disaggregation.transports.nixl import NixlTransport
@@ -94,21 +95,13 @@ class Path:
         self._blocks = torch.randperm(2 * shape.num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
     def begin(self) -> None:
-        met, ends = threading.Event(), {"prefill": self.sender.endpoint, "decode": self.receiver.endpoint}
-
-        def refused(peer: str, why: str) -> None:
-            raise RuntimeError(f"{peer} cannot be met: {why}")
-
-        def to_sender(peer: str, content: bytes) -> None:
-            ends[peer].received("decode", content)
-            if content[:1] == WELCOME:
-                met.set()
-
-        self.receiver.endpoint.begin(to_sender, refused)
-        self.sender.endpoint.begin(lambda peer, content: ends[peer].received("prefill", content), refused)
-        self.sender.endpoint.meet("decode")
-        if not met.wait(SECONDS):
-            raise RuntimeError("the two ends did not meet")
+        said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        sender, receiver = self.sender.endpoint, self.receiver.endpoint
+        receiver.begin(lambda _, content: sender.received("decode", content), lambda _, why: None)
+        sender.begin(lambda _, content: receiver.received("prefill", content), lambda _, why: said.put(why))
+        sender.meet("decode")
+        if why := said.get(timeout=SECONDS):
+            raise RuntimeError(f"the two ends cannot meet: {why}")
 
     def close(self) -> None:
         self.sender.endpoint.close()

@@ -5,11 +5,15 @@ A load gives what has arrived, in the memory into which the peer wrote it; a sav
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from reference_impl.features.disaggregation.endpoint import Endpoint
+import numpy as np
+from numpy.typing import NDArray
+
+from reference_impl.features.disaggregation.endpoint import MEMORY_BYTES, Endpoint
 
 
 class PeerStore:
@@ -19,6 +23,7 @@ class PeerStore:
 
     def __init__(self) -> None:
         self.endpoint: Endpoint | None = None  # none before the engine, which it needs to know, is made
+        self._free: list[NDArray[np.uint8]] = []  # memory of pages that were pushed: new memory takes longer to get
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
         endpoint = self._ready()
@@ -41,7 +46,18 @@ class PeerStore:
         return future
 
     def page_buffers(self, keys: Sequence[bytes], layers: range, num_bytes: int) -> Sequence[memoryview]:
-        return [memoryview(bytearray(num_bytes)) for _ in keys]
+        return [self._buffer(num_bytes) for _ in keys]
+
+    def _buffer(self, num_bytes: int) -> memoryview:
+        fits = self._free and self._free[-1].nbytes == num_bytes
+        memory = self._free.pop() if fits else np.empty(num_bytes, np.uint8)
+        lent = memory[:]  # which whoever reads the buffer keeps alive: push, transport, a write that nobody can end
+        weakref.finalize(lent, self._take_back, memory).atexit = False
+        return lent.data
+
+    def _take_back(self, memory: NDArray[np.uint8]) -> None:
+        if (len(self._free) + 1) * memory.nbytes <= MEMORY_BYTES:
+            self._free.append(memory)
 
     def save(self, pages: Mapping[bytes, Any]) -> Future[None]:
         self._ready().push(pages)
