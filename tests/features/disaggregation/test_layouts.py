@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.kv_cache import kv_cache, widths
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.planner_half import pages_of
+from reference_impl.assembly.worker_half import kv_specs_of
+from reference_impl.core.decoder import Decoder
 from reference_impl.features.disaggregation.layouts import (
     Move,
     PageFormat,
@@ -26,9 +34,14 @@ from reference_impl.features.disaggregation.layouts import (
     rank_parts,
     runs,
 )
+from reference_impl.features.parallel.model import RankModel
+from reference_impl.features.parallel.stages import StageModel
+from reference_impl.features.parallel.threads import ThreadGroup
+from reference_impl.features.process.facts import Facts, ModelFacts
 from reference_impl.features.transfer.cache import CachePages
 from reference_impl.features.transfer.seals import SEAL_BYTES
 from reference_impl.interfaces import KVSpec, MovesScales, Page
+from reference_impl.models.identity import weights_of
 
 NUM_LAYERS, HEAD_DIM = 5, 4
 HEADS = [(6, 3), (8, 2), (4, 4), (4, 1), (12, 4), (6, 6)]  # query heads, KV heads
@@ -155,6 +168,39 @@ def test_formats_are_the_same_for_other_blocks_ranks_and_stages() -> None:
     names = {"fingerprint": "abc", "kv_format": "auto", "dtype": "torch.float32"}
     pages.check_meets(page_format(rank, NUM_LAYERS, 4, **names))
     assert pages.root() == page_format(rank, NUM_LAYERS, 4, **names).root()
+
+
+def test_ranks_stages_and_a_checkpoint_in_shards_have_the_format_of_the_whole_model(tmp_path: Path) -> None:
+    folder = course_model("draft")
+    whole = load_model(folder, torch.float32)
+    shutil.copytree(folder, tmp_path / "shards")
+    tensors = load_file(folder / "model.safetensors")
+    (tmp_path / "shards" / "model.safetensors").unlink()
+    index = {name: f"{1 + at % 2}.safetensors" for at, name in enumerate(tensors)}
+    for file in set(index.values()):
+        own = {name: tensor for name, tensor in tensors.items() if index[name] == file}
+        save_file(own, tmp_path / "shards" / file, {"format": "pt"})
+    (tmp_path / "shards" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    group, stages = ThreadGroup(2), [range(1), range(1, 2)]
+    models = [
+        load_model(tmp_path / "shards", torch.float32),
+        *(load_model(folder, torch.float32, rank=RankModel(group.rank(rank))) for rank in range(2)),
+        *(load_model(folder, torch.float32, rank=StageModel(group.rank(rank), stages)) for rank in range(2)),
+    ]
+
+    def pages(model: Decoder, block_size: int, **options: Any) -> PageFormat:
+        config = EngineConfig(block_size=block_size, **options)
+        facts = ModelFacts(model.config.whole, str(model.dtype), "cpu", weights_of(model))
+        specs = kv_specs_of(model.config, model.dtype, config, 128)
+        return pages_of(config, Facts(facts, specs, 1, 0, 1, 128, True, frozenset()))
+
+    expected = pages(whole, 16)
+    assert [pages(model, block_size) for model, block_size in zip(models, (16, 32, 48, 64, 16), strict=True)] == (
+        [expected] * 5
+    )
+    assert pages(whole, 16, prefix_cache="radix") == expected
+    for other in (pages(whole, 8), pages(whole, 16, kv_dtype="int8"), pages(load_model(folder, torch.float64), 16)):
+        assert other.root() != expected.root()
 
 
 @pytest.mark.parametrize(
