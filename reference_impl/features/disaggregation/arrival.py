@@ -39,7 +39,7 @@ class Arrival:
     peer: str  # empty: the request let go before anything came
     moved_at: float
     begun_at: float = 0.0  # of the attempt
-    fed_at: float = 0.0  # when it last got credit, or a page
+    fed_at: float = 0.0  # when its last page came
     attempt: int = 0
     keys: tuple[bytes, ...] = ()
     state: State = State.EXPECTED

@@ -304,7 +304,6 @@ class Receiver:
     def _grant(self, peer: str) -> None:
         if (slots := self._peers.get(peer)) is not None:
             for found, pages in slots.grant():
-                found.fed_at = self._clock.now
                 self._send(peer, Reserved(found.name, found.attempt, pages))
 
     def _abort(self, found: Arrival, error: str, is_final: bool, is_told: bool = False) -> None:

@@ -109,7 +109,7 @@ class Sender:
                         f"page {index} came with {digest}"
                     )
             found.digests |= digests
-            self._write(found)
+            self._write(found, digests)
         return self._take()
 
     def abort(self, transfer: str, reason: str, now: float) -> list[Action]:
@@ -183,7 +183,7 @@ class Sender:
                 for index, slot in pages:
                     if index not in found.slots and index not in found.acknowledged:  # else it is repeated
                         found.slots[index] = found.waiting[index] = slot
-                self._write(found)
+                self._write(found, [index for index, _ in pages])
             case Acknowledged(indices=indices):
                 if found.state is _State.OFFERED:
                     found.state = _State.PUSHING
@@ -198,10 +198,10 @@ class Sender:
                 self._stop(found, reason, is_final)
 
     def _acknowledge(self, found: _Transfer, indices: Iterable[int]) -> None:
-        found.acknowledged.update(indices)
-        found.pushed -= found.acknowledged
-        for index in found.waiting.keys() & found.acknowledged:
-            del found.waiting[index]
+        for index in indices:
+            found.acknowledged.add(index)
+            found.pushed.discard(index)
+            found.waiting.pop(index, None)
         if len(found.acknowledged) == len(found.keys):
             self._stop(found, "", is_final=True)
         self._go_on(found)
@@ -232,12 +232,12 @@ class Sender:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _write(self, found: _Transfer) -> None:
-        """Begins to write the pages that are ready and have a slot."""
-        if pages := tuple((index, slot) for index, slot in found.waiting.items() if index in found.digests):
-            for index, _ in pages:
-                del found.waiting[index]
-                found.in_flight.add(index)
+    def _write(self, found: _Transfer, indices: Iterable[int]) -> None:
+        """Begins to write those of these pages that are ready and have a slot."""
+        able = [index for index in indices if index in found.waiting and index in found.digests]
+        if able:
+            found.in_flight.update(able)
+            pages = tuple((index, found.waiting.pop(index)) for index in able)
             self._out.append(Write(found.peer, found.name, found.attempt, pages))
 
     def _stop(self, found: _Transfer, error: str, is_final: bool) -> None:

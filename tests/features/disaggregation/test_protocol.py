@@ -128,7 +128,7 @@ def test_a_source_is_let_go_as_soon_as_its_page_is_acknowledged(both: Both) -> N
     both.ready("t", 1)
     both.go_on()
     assert both.take(LetGo) == [LetGo("t", (1,))]
-    both.act(both.p.received, "D", Acknowledged("t", 1, (0, 7, 8)))  # pages that there are not
+    both.act(both.p.received, "D", Acknowledged("t", 1, (0, 7)))  # there is no page 7
     assert both.take(LetGo) == [LetGo("t", (0,))]
     assert both.take(Ended) == []
 
