@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count, product
 from typing import Any
 
+from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.interfaces import SamplingParams
 from reference_impl.serving.first_tokens import FirstTokens
 from reference_impl.serving.fleet import Fleet, asked
@@ -65,6 +66,7 @@ class Disaggregated(Fleet):
         self.questions.roles = ["prefill"] * num_prefill + ["decode"] * (len(engines) - num_prefill)
         self._assigned()
         self.names: dict[int, str] = {}  # of engines, as their peers know them
+        self.page_format: PageFormat | None = None  # of the engines here, once one has said it
         self.first_tokens = self.questions.first_tokens = FirstTokens()
         self._met: dict[
             tuple[str | None, str | None], str
@@ -210,6 +212,8 @@ class Disaggregated(Fleet):
         match message:
             case ("pong",):
                 self._unanswered[engine] = 0
+            case "pages", content:
+                self.page_format = self.page_format or PageFormat.from_json(content)
             case "here", name:
                 self.names[engine], self._unanswered[engine] = name, 0
                 self.questions.names[name] = engine

@@ -1,6 +1,7 @@
 """Engines that join a server from elsewhere: `inferlab serve MODEL --role decode --join HOST:PORT`.
 
-    there  load the model, connect to the router, prove the join key    ("join", role, version, vocabulary, longest)
+    there  load the model, connect to the router, prove the join key    ("join", role, version, vocabulary, longest,
+           the format of its pages)
     here   one more engine of the fleet, until its connection ends: then it is lost    ("joined", why not)
 
 Commands and reports are those of a process on this machine (`runner.py`), as JSON (`wire.py`); pages go over TCP, from
@@ -23,8 +24,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.features.disaggregation.authentication import LEAST_KEY, PeerError
+from reference_impl.features.disaggregation.authentication import LEAST_KEY, PeerError, check_address
 from reference_impl.features.disaggregation.control import Channel, Listener, connect, listen
+from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.serving.runner import Message, Prompts
 from reference_impl.serving.wire import decode, encode
 
@@ -56,7 +58,7 @@ def address_of(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"expected HOST:PORT with an IP address, as 192.168.0.5:9000, got {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return check_address(host.removeprefix("[").removesuffix("]")), int(port)
 
 
 # --- beside the router ------------------------------------------------------------------------------------------------
@@ -122,23 +124,38 @@ class PeersPort:
             await self._listener.close()
 
     async def _joined(self, fleet: Disaggregated, channel: Channel) -> None:
-        match decode(await channel.receive()):
-            case "join", role, said, vocab_size, max_model_len if role in ROLES:
-                mine = version(), fleet.vocab_size, fleet.max_model_len
-                refusal = "" if (said, vocab_size, max_model_len) == mine else (
-                    f"expected version, vocabulary and max_model_len of the router, {mine}, got "
-                    f"{(said, vocab_size, max_model_len)}: start it with the same model and options"
-                )  # fmt: skip
-            case other:
-                refusal = f"expected the message that joins, with a role of {ROLES}, got {str(other)[:100]}"
+        refusal = _refusal(fleet, message := decode(await channel.receive()))
         channel.send(encode(("joined", refusal)))
         if refusal:
             logger.warning("%s may not join: %s", channel.peer, refusal)
             return
         engine = RemoteEngine(channel, fleet.prompts, fleet)
-        await fleet.join(engine, role)
+        await fleet.join(engine, role := message[1])
         logger.info("an engine for %s has joined: %s", role, channel.peer)
         await engine.run()
+
+
+def _refusal(fleet: Disaggregated, message: Message) -> str:
+    """Why the sender of this first message may not join; empty if it may. Its answers have to be those of the engines
+    here: whose pages differ has another model or computes it otherwise. PeerError where no engine here has said what
+    its pages are yet: it may try again."""
+    match message:
+        case "join", role, said, vocab_size, max_model_len, pages if role in ROLES:
+            mine = version(), fleet.vocab_size, fleet.max_model_len
+            if (said, vocab_size, max_model_len) != mine:
+                return (
+                    f"expected version, vocabulary and max_model_len of the router, {mine}, got "
+                    f"{(said, vocab_size, max_model_len)}: start it with the same model and options"
+                )
+            if fleet.page_format is None:
+                raise PeerError("no engine of the router has said what its pages are: join when one serves")
+            try:
+                fleet.page_format.check_meets(PageFormat.from_json(pages))
+            except (ValueError, TypeError) as error:
+                return str(error)
+            return ""
+        case other:
+            return f"expected the message that joins, with a role of {ROLES}, got {str(other)[:100]}"
 
 
 # --- beside the engine that joins -------------------------------------------------------------------------------------
@@ -160,26 +177,26 @@ class RouterConnection:
         self._thread = threading.Thread(target=self._loop.run_forever, name="router", daemon=True)
         self._thread.start()
 
-    def join(self, role: str, vocab_size: int, max_model_len: int) -> None:
+    def join(self, role: str, vocab_size: int, max_model_len: int, pages: PageFormat) -> None:
         """Refused where the router refuses, PeerError where there is none."""
-        joining = self._join(role, vocab_size, max_model_len)
+        joining = self._join(role, vocab_size, max_model_len, pages)
         asyncio.run_coroutine_threadsafe(joining, self._loop).result()
 
-    def join_when_there(self, role: str, vocab_size: int, max_model_len: int) -> None:
+    def join_when_there(self, role: str, vocab_size: int, max_model_len: int, pages: PageFormat) -> None:
         """Waits for a router. Refused where it refuses."""
         said = ""
         while True:
             try:
-                return self.join(role, vocab_size, max_model_len)
+                return self.join(role, vocab_size, max_model_len, pages)
             except PeerError as error:
                 if str(error) != said:
                     logger.warning("%s; trying again until there is a router", error)
                 said = str(error)
                 time.sleep(AGAIN_SECONDS)
 
-    async def _join(self, role: str, vocab_size: int, max_model_len: int) -> None:
+    async def _join(self, role: str, vocab_size: int, max_model_len: int, pages: PageFormat) -> None:
         self._channel = channel = await connect(*self._where, self._key, self._name)
-        channel.send(encode(("join", role, version(), vocab_size, max_model_len)))
+        channel.send(encode(("join", role, version(), vocab_size, max_model_len, pages.to_json())))
         match decode(await channel.receive()):
             case "joined", "":
                 self._reading = asyncio.create_task(self._read(channel))
@@ -263,7 +280,8 @@ def serve_peer(model: Path, role: str, router: tuple[str, int], key: bytes, **op
         llm = load_peer(model, over_tcp=(own_address(router), key), **options)
         connection = RouterConnection(*router, key, endpoint_of(llm).name)
         try:
-            connection.join_when_there(role, llm.engine.model.config.vocab_size, llm.engine.max_model_len)
+            vocab_size, pages = llm.engine.model.config.vocab_size, endpoint_of(llm).format
+            connection.join_when_there(role, vocab_size, llm.engine.max_model_len, pages)
             print(f"joined the router at {router[0]}:{router[1]} for {role}; Ctrl-C leaves it", flush=True)
             commands = connected(llm, connection)
             worker = Worker(llm, commands, commands.put)

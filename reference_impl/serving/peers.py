@@ -7,7 +7,7 @@ elsewhere until they have come, or will not: then they are commands like any oth
     there  ("start", ..., options) with push_to=(transfer, peer): compute this prompt, and push its pages
                                    with transfers={transfer: peer}: compute what these have not brought
            ("relay", peer, content)    ("meet", peer)    ("gone", peer)    ("ping",)
-    back   ("here", name)    ("relay", peer, content)    ("met", peer, why not)    ("pong",)
+    back   ("pages", their format)    ("here", name)    ("relay", peer, content)    ("met", peer, why not)    ("pong",)
            ("computed", number, seconds)    ("has", number, rest, first)    before the step that says so: see
                                             `first_tokens.py`
 
@@ -84,6 +84,7 @@ class PeerCommands:
 
     def begin(self) -> None:
         self._endpoint.begin(self._relay, self._met)
+        self._report(("pages", self._endpoint.format.to_json()))
         self._report(("here", self._endpoint.name))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reference_impl.features.disaggregation.authentication import PeerError
+from reference_impl.features.disaggregation.endpoint import Endpoint
+from reference_impl.features.disaggregation.layouts import PageFormat
+from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
+from reference_impl.features.transfer.seals import SEAL_BYTES
 from reference_impl.serving.disaggregated import Disaggregated
 from reference_impl.serving.joining import (
     PeersPort,
@@ -22,6 +27,7 @@ from reference_impl.serving.joining import (
 from tests.serving.test_fleet import Recorded, in_a_loop
 
 KEY = b"k" * 32
+PAGES = PageFormat("weights", "auto", "torch.float64", 2, 2, 8, 16, 2 * 2 * 16 * 2 * 8 * 8 + SEAL_BYTES)
 
 
 class Router:
@@ -33,6 +39,7 @@ class Router:
         self.fleet = Disaggregated([Recorded(), Recorded()], 1, "round_robin", peers_port=self.port)  # type: ignore[list-item]
         beginning = asyncio.create_task(self.fleet.begin(self.said.append))
         await asyncio.sleep(0)
+        self.fleet.said(0, ("pages", PAGES.to_json()))
         self.fleet.said(0, ("here", "p"))
         self.fleet.said(1, ("here", "d"))
         self.fleet.said(0, ("met", "d", ""))
@@ -43,8 +50,14 @@ class Router:
         await self.fleet.end(0)
 
 
-async def joined(connection: RouterConnection, role: str = "decode", vocab_size: int = 97, longest: int = 64) -> None:
-    await asyncio.to_thread(connection.join_when_there, role, vocab_size, longest)
+async def joined(
+    connection: RouterConnection,
+    role: str = "decode",
+    vocab_size: int = 97,
+    longest: int = 64,
+    pages: PageFormat = PAGES,
+) -> None:
+    await asyncio.to_thread(connection.join_when_there, role, vocab_size, longest, pages)
 
 
 async def until(condition: Any) -> None:
@@ -81,13 +94,15 @@ async def test_another_model_or_role_is_refused_and_another_key_gets_nothing() -
                 {"vocab_size": 98},
                 r"expected version, vocabulary and max_model_len of the router, .*97, 64\), got .*98, 64",
             ),
+            ({"pages": replace(PAGES, dtype="torch.float32")}, "dtype: 'torch.float64' here, 'torch.float32' there"),
+            ({"pages": replace(PAGES, fingerprint="others")}, "fingerprint: 'weights' here, 'others' there"),
             ({"role": "both"}, "expected the message that joins, with a role of"),
         ):
             with pytest.raises(Refused, match=expected):
                 await joined(RouterConnection(*router.port.address, KEY, "theirs"), **what)  # type: ignore[arg-type]
         stranger = RouterConnection(*router.port.address, b"x" * 32, "stranger")
         with pytest.raises(PeerError, match="join key"):
-            await asyncio.to_thread(stranger.join, "decode", 97, 64)
+            await asyncio.to_thread(stranger.join, "decode", 97, 64, PAGES)
         assert len(router.fleet.engines) == 2
 
 
@@ -104,6 +119,8 @@ async def test_roles_change_while_it_serves_and_each_keeps_an_engine() -> None:
 def test_what_the_command_line_says(tmp_path: Path) -> None:
     assert address_of("10.0.0.1:9000") == ("10.0.0.1", 9000)
     assert address_of("[::1]:9000") == ("::1", 9000)
+    with pytest.raises(ValueError, match="expected an IP address such as 127.0.0.1, got 'localhost'"):
+        address_of("localhost:9000")
     for text in ("10.0.0.1", ":9000", "10.0.0.1:port", "10.0.0.1:70000"):
         with pytest.raises(ValueError, match="expected HOST:PORT"):
             address_of(text)
@@ -114,3 +131,8 @@ def test_what_the_command_line_says(tmp_path: Path) -> None:
         port_of("127.0.0.1:9000", None)
     with pytest.raises(ValueError, match="needs --role prefill or decode, --join HOST:PORT and --join-key FILE"):
         serve_as_told(tmp_path, "decode", None, None)
+
+
+def test_an_endpoint_that_never_began_can_be_closed() -> None:
+    """As that of an engine which the router refuses: else this error would hide that one."""
+    Endpoint("refused", PAGES, SharedMemoryTransport("refused")).close()

@@ -119,7 +119,8 @@ class Endpoint:
     def close(self) -> None:
         """Ends the thread, the links and the memory."""
         self._events.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:  # else it has not begun
+            self._thread.join()
         for link in self._links.values():
             link.close()
         self.transport.close()
