@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reference_impl import course_model
+from reference_impl.features.disaggregation import tally
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.disaggregated import Disaggregated
 from reference_impl.serving.first_tokens import PARTS
@@ -111,6 +113,17 @@ def test_metrics_of_each_worker_and_link(seen: Seen) -> None:
     assert found["transfer_slots", "1", "0", "prefill", "used"] == 0
     assert found["transfer_slots", "1", "0", "prefill", "free"] == (64 << 20) // seen.page_bytes
     assert found["time_to_first_token_part_seconds_count", "transfer"] == 1
+
+
+def test_the_readme_names_the_metrics_and_outcomes_that_there_are(seen: Seen) -> None:
+    page = Path(tally.__file__).with_name("README.md").read_text("utf-8")
+    named = set(re.findall(r"`inferlab:(transfer\w*|time_to_first_token_part\w*)`", page))
+    found = set(re.findall(r"^# TYPE inferlab:(\w+) ", seen.metrics, re.MULTILINE))
+    assert named == {name for name in found if name.startswith("transfer") or name.endswith("part_seconds")}
+    [row] = [line for line in page.splitlines() if "`inferlab:transfers_total`" in line]
+    outcomes = {name for _, name in tally._CLASSES} | {"whole", "other"}
+    assert set(re.findall(r"`(\w+)`", row)) - {"direction", "outcome"} == outcomes
+    assert all(f"| `{part}` |" in page for part in PARTS)
 
 
 def test_the_lives_of_a_peer_are_one_and_names_that_nobody_told_are_none() -> None:
