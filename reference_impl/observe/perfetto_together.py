@@ -13,6 +13,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _transfer_events(transfers: Sequence[Slice]) -> Iterator[dict[str, Any]]:
     within one comes after it."""
     ends: list[float] = []
     whole = [n for n, part in enumerate(transfers) if "transfer" in part.args]
-    each = [transfers[begin:end] for begin, end in zip(whole, [*whole[1:], len(transfers)], strict=True)]
+    each = [transfers[begin:end] for begin, end in pairwise([*whole, len(transfers)])]
     for parts in sorted(each, key=lambda parts: parts[0].start):
         track = next((n for n, end in enumerate(ends) if end <= parts[0].start), len(ends))
         ends[track:track + 1] = [parts[0].end]  # fmt: skip
