@@ -260,22 +260,23 @@ def run(rounds: int, sizes: Sizes) -> dict[str, Any]:
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
+def _both(row: dict[str, dict[str, float]]) -> str:
+    return f"{harness.times(row['clock'])}, by processor time {harness.times(row['processor'])}"
+
+
 def lines(result: dict[str, Any]) -> list[str]:
     """The figures as lines for a terminal."""
     if "not_measured" in result:
         return [result["not_measured"]]
     path, nixl, burst = result["page_path"], result["nixl"], result["burst"]
     said = [
-        f"page path over shared memory, {path['bytes'] / 1e6:.0f} MB, of one copy's speed: "
-        f"{harness.times(path['of_a_copy'])}, by processor time {harness.times(path['of_a_copy_processor'])}"
-        f" (goal {GOALS['page path']:.2f})"
+        f"page path over shared memory, {path['bytes'] / 1e6:.0f} MB, of one copy's speed: {_both(path['of_a_copy'])} "
+        f"(goal {GOALS['page path']:.2f})"
     ]
     if "not_measured" in nixl:
         said.append(f"NIXL: not measured: {nixl['not_measured']}")
     for size, row in nixl.get("of_bare", {}).items():
-        said.append(
-            f"our NIXL, {int(size) >> 20} MiB, of bare NIXL's speed: {harness.times(row)} (goal {GOALS['nixl']})"
-        )
+        said.append(f"our NIXL, {int(size) >> 20} MiB, of bare NIXL's speed: {_both(row)} (goal {GOALS['nixl']})")
     for name in ("course", "random"):
         row, seconds = result[name], result[name]["seconds"]
         said.append(

@@ -158,29 +158,35 @@ def path(shape: Shape) -> Iterator[Path]:
         made.close()
 
 
+Way = Callable[[], Callable[[], object]]  # makes ready, and returns what is timed
+
+
+def clocked(slow: Way, fast: Way, rounds: int) -> dict[str, dict[str, float]]:
+    """How many times as fast the second one is, in interleaved rounds: by the clock, and by the processor time of this
+    process, which other work on the machine disturbs less."""
+    ways, seconds = {"slow": slow, "fast": fast}, {"slow": list[tuple[float, float]](), "fast": []}
+    for turn in range(rounds + 1):
+        for name in harness.rotated(list(ways), turn):
+            timed = ways[name]()
+            began, used = time.perf_counter(), time.process_time()
+            timed()
+            if turn:
+                seconds[name].append((time.perf_counter() - began, time.process_time() - used))
+    return {
+        by: harness.ratio([each[n] for each in seconds["slow"]], [each[n] for each in seconds["fast"]])
+        for n, by in enumerate(("clock", "processor"))
+    }
+
+
 def page_path(rounds: int, shape: Shape) -> dict[str, Any]:
-    """The path as a share of a copy's speed: by the clock, and by processor time, which other work on the machine
-    disturbs less. AssertionError if pages did not come as they were."""
+    """The path's speed as a share of a copy's. AssertionError if pages did not come as they were."""
     source, target = (np.full(shape.num_bytes, letter, np.uint8) for letter in (1, 2))
-    seconds: dict[str, list[list[float]]] = {"copy": [[], []], "path": [[], []]}
     with path(shape) as made:
-        for turn in range(rounds + 1):
-            for name in harness.rotated(list(seconds), turn):
-                reserved = made.reserve()
-                ways: dict[str, Callable[[], None]] = {
-                    "copy": lambda: np.copyto(target, source), "path": lambda r=reserved: made.cross(*r)  # type: ignore[misc]
-                }  # fmt: skip
-                began, used = time.perf_counter(), time.process_time()
-                ways[name]()
-                if turn:
-                    seconds[name][0].append(time.perf_counter() - began)
-                    seconds[name][1].append(time.process_time() - used)
-                if name == "copy":
-                    made.cross(*reserved)
+        of_a_copy = clocked(
+            lambda: partial(np.copyto, target, source), lambda: partial(made.cross, *made.reserve()), rounds
+        )
         assert made.is_right
-    by_clock, by_processor = (harness.ratio(seconds["copy"][n], seconds["path"][n]) for n in range(2))
-    return {"bytes": shape.num_bytes, "page_bytes": shape.page_bytes, "of_a_copy": by_clock,
-            "of_a_copy_processor": by_processor}  # fmt: skip
+    return {"bytes": shape.num_bytes, "page_bytes": shape.page_bytes, "of_a_copy": of_a_copy}
 
 
 def link_rate(rounds: int, num_pages: int, page_bytes: int) -> float:
@@ -228,8 +234,8 @@ def nixl(rounds: int, sizes: Sequence[int], page_bytes: int) -> dict[str, Any]:
             def written(pages: Any = pages) -> None:
                 link.write(pages, time.monotonic() + SECONDS).result(SECONDS)
 
-            seconds = harness.interleave({"ours": written, "bare": partial(bare.write, size, page_bytes)}, rounds)
-            found[str(size)] = harness.ratio(seconds["bare"], seconds["ours"])
+            alone = partial(bare.write, size, page_bytes)
+            found[str(size)] = clocked(lambda alone=alone: alone, lambda ours=written: ours, rounds)  # type: ignore[misc]
         return {"of_bare": found}
     finally:
         here.close()
