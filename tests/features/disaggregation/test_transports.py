@@ -189,8 +189,9 @@ def test_what_a_peer_that_was_cut_off_writes_is_never_read(make: Make) -> None:
     old, of_old = receiver.share("prefill-0", 2, 4096)
     link = make("prefill-0").connect(of_old)
     write(link, [(page(1, 4096), 0)])
-    view = old.slot(0)  # whoever still has one must not crash
+    view = old.slot(0)  # whoever still has one reads what was there, or what comes late
     receiver.cut_off("prefill-0")
+    assert view == page(1, 4096)
     new, of_new = receiver.share("prefill-0", 2, 4096)
     assert of_new != of_old
     with pytest.raises(ValueError, match="prefill-0 was cut off, its pages are lost: share new memory with it"):
@@ -343,6 +344,11 @@ def test_shared_memory_opens_nothing_but_a_segment(tmp_path: Path) -> None:
         link = transport.connect(json.dumps(said).encode())
         assert "is not its memory any longer" in str(failed(link.write([(page(1, 64), 0)], soon())))
     assert path.read_bytes() == bytes(64 + 16)
+    # A segment of the same size, by a number that was that of another one before.
+    memory, description = transport.share("prefill-1", 1, 64)
+    link = transport.connect(json.dumps(json.loads(description) | {"token": "00" * 16}).encode())
+    assert "is not its memory any longer" in str(failed(link.write([(page(1, 64), 0)], soon())))
+    assert memory.slot(0) == bytes(64)
     transport.close()
 
 
