@@ -5,13 +5,17 @@ A transfer moves the pages of one prompt from a prefill worker (`sender.py`) int
 control messages (`messages.py`), which may be lost, repeated, reordered or late. Both ends are pure: events in, actions
 out, no sockets, clocks or threads. A shell around them moves the bytes, feeds each event, and does each action.
 
-    sender                                  receiver
+    sender                                    receiver
       | -- Offer(keys) ------------------------> |    keys of all pages, in the order of the prompt
-      | <------------------ Reserved(slots) -- |      credit: a slot for each page that may be written now
-      | == writes, by the transport =========> |
-      | -- Pushed(digests) ------------------> |      these writes have ended: Check, then PageHere
-      | <------------- Acknowledged, Done -- |        the source of these pages is free
-      | -- Abort --> or <-- Abort -- Stopped -> |     nothing more is written: the slots are free
+      | <-------------------- Reserved(slots) -- |    credit: a slot for each page that may be written now
+      | == writes, by the transport ===========> |    the receiver does not see them
+      | -- Pushed(digests) --------------------> |    these writes have ended: Check, then PageHere
+      | <----------------- Acknowledged, Done -- |    the source of these pages is free
+
+or, at any time,
+
+      | <------------------------------ Abort -- |    stop writing
+      | -- Stopped ----------------------------> |    nothing is written any more: the slots are free
 
 The sender, a transfer:
 
@@ -51,8 +55,8 @@ The rules:
  5. A message may come twice: it is answered again, and changes nothing. Whoever waits repeats its message every
     `interval`: the sender Offer, then Pushed (without pages if it waits for none); the receiver Abort.
  6. A side that hears nothing of a transfer for `lease` gives the attempt up; so it does after `limit`, whatever it
-    hears. A writer that has not stopped `stop` later is cut off. So both sides end within limit + stop, and the time
-    that cutting off takes; an end that is not told is found out.
+    hears. A writer that has not stopped `stop` later is cut off. So a sender ends within limit + stop and the time that
+    cutting off takes, and a receiver at most as much later, whether it is told or not.
  7. Credit is given in the order of the offers, and pages in the order of the prompt. Only the first transfer that lacks
     slots holds a part of what it needs, so that transfers do not wait for each other in a circle.
  8. Who cannot start a transfer says so: Refused, Stopped (`Sender.cannot_start`).
