@@ -28,7 +28,7 @@ from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.interfaces import SamplingParams
 from reference_impl.serving.first_tokens import FirstTokens
 from reference_impl.serving.fleet import Fleet, asked
-from reference_impl.serving.joining import ROLES, PeersPort
+from reference_impl.serving.joining import ROLES, PeersPort, RemoteEngine
 from reference_impl.serving.placing import Placement, full_pages
 from reference_impl.serving.runner import EngineHost, Message
 from reference_impl.simulation.routers import ROUTERS
@@ -116,13 +116,18 @@ class Disaggregated(Fleet):
         )
 
     async def join(self, engine: EngineHost, role: str) -> None:
-        """Takes in one more engine."""
-        number = len(self.engines)
-        self.engines.append(engine)
-        self.questions.roles.append(role)
+        """Takes in one more engine, in the place of one that had joined and is gone if there is such a place."""
+        left = (n for n in sorted(self._lost) if isinstance(self.engines[n], RemoteEngine))
+        if (number := next(left, len(self.engines))) < len(self.engines):
+            del self._lost[number]
+            self.engines[number], self.questions.roles[number] = engine, role
+        else:
+            self.engines.append(engine)
+            self.questions.roles.append(role)
         self._assigned()
         await engine.begin(partial(self.said, number))
-        self.serving.add(number)
+        self._unanswered[number] = 0  # also one that never says its name has to answer
+        self.said(number, ("restarted",))
 
     def assign(self, engine: int, role: str) -> None:
         """Gives an engine another role; what it has begun it ends. ValueError where the other one would have none."""

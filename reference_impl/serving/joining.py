@@ -93,8 +93,12 @@ class RemoteEngine:
             while True:
                 self._receive(decode(await self._channel.receive()))
         except (PeerError, ValueError) as error:
-            self.is_alive = False
-            self._receive(("failed", str(error)))
+            why = str(error)
+        except Exception as error:  # of what it said, which is then no report of an engine
+            logger.exception("what an engine elsewhere said cannot be used")
+            why = f"what it said cannot be used: {error!r}"
+        self.is_alive = False
+        self._receive(("failed", why))
 
     def kill(self) -> None:
         """Ends the connection: the process is on another machine, and joins again if it can."""
@@ -124,7 +128,10 @@ class PeersPort:
             await self._listener.close()
 
     async def _joined(self, fleet: Disaggregated, channel: Channel) -> None:
-        refusal = _refusal(fleet, message := decode(await channel.receive()))
+        try:
+            refusal = _refusal(fleet, message := decode(await channel.receive()))
+        except ValueError as error:
+            raise PeerError(f"{channel.peer}: {error}") from None
         channel.send(encode(("joined", refusal)))
         if refusal:
             logger.warning("%s may not join: %s", channel.peer, refusal)

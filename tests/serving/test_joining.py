@@ -31,12 +31,16 @@ PAGES = PageFormat("weights", "auto", "torch.float64", 2, 2, 8, 16, 2 * 2 * 16 *
 
 
 class Router:
-    """Two recorded engines, and a port where others join them."""
+    """Two recorded engines, and a port where others join them. seconds: in which those have to answer."""
+
+    def __init__(self, seconds: float = 30.0):
+        self.seconds = seconds
 
     async def __aenter__(self) -> Router:
         self.said: list[Any] = []
         self.port = PeersPort("127.0.0.1", 0, KEY)
-        self.fleet = Disaggregated([Recorded(), Recorded()], 1, "round_robin", peers_port=self.port)  # type: ignore[list-item]
+        engines: list[Any] = [Recorded(), Recorded()]
+        self.fleet = Disaggregated(engines, 1, "round_robin", seconds=self.seconds, peers_port=self.port)
         beginning = asyncio.create_task(self.fleet.begin(self.said.append))
         await asyncio.sleep(0)
         self.fleet.said(0, ("pages", PAGES.to_json()))
@@ -44,6 +48,7 @@ class Router:
         self.fleet.said(1, ("here", "d"))
         self.fleet.said(0, ("met", "d", ""))
         await beginning
+        self.fleet._unanswered.clear()  # these two do not answer pings
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -104,6 +109,41 @@ async def test_another_model_or_role_is_refused_and_another_key_gets_nothing() -
         with pytest.raises(PeerError, match="join key"):
             await asyncio.to_thread(stranger.join, "decode", 97, 64, PAGES)
         assert len(router.fleet.engines) == 2
+
+
+@in_a_loop
+async def test_who_joins_and_says_nonsense_is_lost_and_its_place_is_taken() -> None:
+    async with Router() as router:
+        for nonsense in ("step", 5), ("here", ["no", "name"]), ("answer", [1], None, None):
+            connection = RouterConnection(*router.port.address, KEY, "theirs")
+            await joined(connection)
+            await until(lambda: 2 in router.fleet.serving)
+            connection.put(nonsense)
+            await until(lambda: 2 not in router.fleet.serving)
+            connection.close()
+        assert len(router.fleet.engines) == 3
+
+
+@in_a_loop
+async def test_who_joins_and_says_nothing_is_ended() -> None:
+    async with Router(seconds=0.04) as router:
+        connection = RouterConnection(*router.port.address, KEY, "theirs")
+        await joined(connection)
+        await until(lambda: 2 not in router.fleet.serving and len(router.fleet.engines) == 3)
+        connection.close()
+
+
+@in_a_loop
+async def test_an_engine_that_joins_while_none_serves_lets_the_server_answer_again() -> None:
+    async with Router() as router:
+        for number in range(2):
+            router.fleet.said(number, ("restarting", "restarting: killed"))
+        assert router.said[-1] == ("restarting", "restarting: killed")
+        await joined(RouterConnection(*router.port.address, KEY, "theirs"))
+        await until(lambda: router.said[-1] == ("restarted",))
+        router.fleet.said(0, ("restarted",))
+        assert router.fleet.serving == {0, 2}
+        assert router.said.count(("restarted",)) == 1
 
 
 @in_a_loop
