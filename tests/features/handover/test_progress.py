@@ -170,6 +170,10 @@ def test_what_does_not_go_elsewhere_is_not_handed_over(random_model) -> None:
         new_handover([1], SamplingParams(n=2))
 
 
+def test_what_is_noted_was_shown() -> None:
+    assert Progress(1, (2, 3), num_unstreamed=1).after([4]) == Progress(1, (2, 3, 4))
+
+
 def test_a_prompt_that_is_half_scored_is_scored_anew(random_model) -> None:
     model, sampling = random_model("float64"), SamplingParams(max_tokens=3, prompt_logprobs=1, seed=1)
     prompt = random.Random(1).choices(range(61), k=20)
@@ -189,15 +193,15 @@ def test_a_prompt_that_is_half_scored_is_scored_anew(random_model) -> None:
 
 def test_an_engine_counts_the_tokens_that_it_wrote_and_no_more_cached_ones_than_a_prompt_has(random_model) -> None:
     engine = Engine(random_model("float64"), EngineConfig(block_size=2, num_blocks=64))
-    for _ in range(2):
-        request = engine.add([1, 2, 3], replace(PLAIN, max_tokens=9), "a", resume=Progress(3, (4, 5, 6, 7)))
+    for name in ("a", "b"):
+        request = engine.add([1, 2, 3], replace(PLAIN, max_tokens=9), name, resume=Progress(3, (4, 5, 6, 7)))
         while request.finish_reason is None:
             engine.step()
         assert len(request.output_tokens) == 9
-        assert engine.trace.metrics("a").num_output_tokens == 5
+        assert engine.trace.metrics(name).num_output_tokens == 5
         assert engine.trace.events[-1].num_output_tokens == 5
     assert request.num_cached_tokens == 6
-    assert engine.trace.prefix_cache().hit_rate <= 1
+    assert engine.trace.prefix_cache().cached_tokens == 3
 
 
 def test_a_prompt_that_is_scored_is_not_computed_again_as_a_whole(random_model) -> None:
