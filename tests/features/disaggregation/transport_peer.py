@@ -1,4 +1,4 @@
-"""A process that shares memory or writes into it, for tests that stop and kill it: `KIND receive|write`.
+"""A process that shares memory or writes into it, for test_transport_processes.py: `KIND receive|write`.
 
 It tells what it does in lines of JSON on its standard output, and ends when its standard input does.
 """
