@@ -1,4 +1,4 @@
-"""A fleet of engines for a script or a notebook, without HTTP: `FleetLLM("target", prefill=1, decode=1)`.
+"""A fleet of engines for a script or a notebook, without HTTP: `FleetLLM(course_model("target"), prefill=1, decode=1)`.
 
 An `LLM` has its engine in this process, where it can be looked at; here the engines are processes, and an event loop in
 a thread of this one holds their router.

@@ -167,7 +167,7 @@ def main() -> None:
 
     try:
         llm = make()
-    except (ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:
         link.put((str(error), 0, 0, "", {}, EmbeddingDefaults()))
         return
     freeze()
