@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.core.kv_manager import prefix_key
-from reference_impl.features.disaggregation.endpoint import Endpoint
+from reference_impl.features.disaggregation.endpoint import MEMORY_BYTES, Endpoint
 from reference_impl.features.disaggregation.layouts import PageFormat, page_format
 from reference_impl.features.disaggregation.store import PeerStore
 from reference_impl.features.disaggregation.transports.interface import Transport
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from reference_impl.assembly.llm import LLM
 
 logger = logging.getLogger("inferlab.serving")
+MOST_MEMORY_BYTES = 1 << 30  # for the pages of one peer
 KeysOf = Callable[[Sequence[int], dict[str, Any]], list[bytes]]
 
 
@@ -222,7 +223,11 @@ def load_peer(
     if over_tcp is not None:
         host, key = over_tcp
         transport = TcpTransport(name, key, host)
-    store.endpoint = Endpoint(name, _format(llm.engine), transport)
+    format = _format(llm.engine)
+    # Of a peer, as much as two of the longest prompts need: what has no slot waits, and is computed here in the end.
+    longest = -(-llm.engine.max_model_len // format.page_tokens) * format.page_bytes
+    memory_bytes = min(max(MEMORY_BYTES, 2 * longest), MOST_MEMORY_BYTES)
+    store.endpoint = Endpoint(name, format, transport, memory_bytes=memory_bytes)
     return llm
 
 
