@@ -65,6 +65,7 @@ class _Push:
     index_of: dict[bytes, int]  # of a key
     answered: Callable[[str | None], None]
     sources: dict[int, memoryview] = field(default_factory=dict)
+    num_ready: int = 0  # pages whose contents were given
     is_answered: bool = False
 
     def answer(self, refusal: str | None) -> None:
@@ -227,6 +228,7 @@ class Endpoint:
                     self._act(self.receiver.tick(_now()))
             except Exception:  # of this event alone: other transfers go on
                 logger.exception("an event of a transfer failed")
+            event = None  # it may hold pages
 
     def _meet(self, peer: str) -> None:
         self._meetings[peer] = number = self._meetings.get(peer, 0) + 1
@@ -321,6 +323,7 @@ class Endpoint:
                 if (push := self._pushes.get(transfer)) is not None:
                     index = push.index_of[key]
                     push.sources[index] = content
+                    push.num_ready += 1
                     ready[transfer][index] = digest
         for transfer, digests in ready.items():
             self._act(self.sender.pages_ready(transfer, digests, _now()))
@@ -328,7 +331,7 @@ class Endpoint:
     def _end_push(self, transfer: str) -> None:
         if (push := self._pushes.get(transfer)) is None:
             return
-        if len(push.sources) < len(push.index_of):
+        if push.num_ready < len(push.index_of):
             self._act(self.sender.abort(transfer, "the prompt was not computed to its end", _now()))
 
     # --- actions ----------------------------------------------------------------------------------------------------

@@ -141,6 +141,21 @@ def test_pages_come_as_they_were_sent_and_slots_come_back(pair: Pair) -> None:
     until(lambda: is_free(pair))
 
 
+def test_a_request_that_leaves_when_all_is_given_takes_nothing_back(pair: Pair) -> None:
+    over: queue.SimpleQueue[str] = queue.SimpleQueue()
+    pages, more = contents(3), contents(3, 1)
+    pair.receiver.expect("t", "sender", over.put)
+    pair.offer("t", pages)
+    pair.sender.end_push("t")
+    assert over.get(timeout=30) == ""
+    pair.receiver.expect("u", "sender", over.put)
+    answered = threading.Event()
+    pair.sender.offer("u", "receiver", list(more), lambda refusal: answered.set())
+    assert answered.wait(30)
+    pair.sender.end_push("u")
+    assert over.get(timeout=30) == "the prompt was not computed to its end"
+
+
 @pytest.mark.parametrize("fault", ["damaged", "failed"])
 def test_a_write_that_goes_wrong_is_done_again(pair: Pair, fault: str) -> None:
     pair.transports[0].faults = [fault]
