@@ -71,36 +71,6 @@ def _num_bits(x):
     return ((x * 0x01010101) >> 24).to(tl.int32)
 
 
-@triton.jit
-def _is_none(x):
-    """Where x is NaN or infinite."""
-    return x * 0.0 != 0.0
-
-
-@triton.jit
-def _visible(
-    key_pos, position, query, context_len, in_tree, low_bits, high_bits, WINDOW: tl.constexpr, TREE: tl.constexpr
-):  # fmt: skip
-    """Which queries [M] see which keys [N]. query: their numbers in the row; the others: see `_flash_attention`."""
-    visible = key_pos[None, :] <= position[:, None]
-    if TREE:
-        own = tl.minimum(tl.maximum(key_pos - context_len, 0), 63)
-        in_low = own[None, :] < 32
-        from_key = tl.where(in_low, low_bits[:, None], high_bits[:, None]) >> (own & 31).to(tl.uint32)[None, :]
-        visible &= (key_pos < context_len)[None, :] | ((from_key & 1) == 1) | ~in_tree[:, None]
-        if WINDOW:
-            # Positions in a tree: as many back from a node as it has ancestors from the key on.
-            num_high = _num_bits(high_bits)[:, None]
-            place = tl.where(in_tree[:, None], _num_bits(low_bits)[:, None] + num_high - 1, query[:, None])
-            back = context_len + place - key_pos[None, :]
-            own_back = _num_bits(from_key) + tl.where(in_low, num_high, 0) - 1
-            in_context = (key_pos < context_len)[None, :] | ~in_tree[:, None]
-            visible &= tl.where(in_context, back, own_back) < WINDOW
-    elif WINDOW:
-        visible &= key_pos[None, :] > position[:, None] - WINDOW
-    return visible
-
-
 # Rows of several queries begin anywhere in a step's arrays: each alignment would need a compilation of its own.
 @triton.jit(do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["block_table", "seq_lens"])
 def _flash_attention(
@@ -150,7 +120,6 @@ def _flash_attention(
         sum_of_query = tl.sum(query.to(tl.float32), 1) + tl.sum(query_high.to(tl.float32), 1)  # [M]
         acc_high = tl.zeros([BLOCK_M, d_range.shape[0]], tl.float32)
     oldest = context_len + first - WINDOW + 1  # that a window may show
-    in_tree, low_bits, high_bits = None, None, None
     if TREE:
         sees = tl.load(ancestors + token + first + m_range, mask=in_row, other=0)
         in_tree = sees != 0
@@ -171,7 +140,6 @@ def _flash_attention(
     largest = tl.full([BLOCK_M], LOWEST, tl.float32)  # m
     total = tl.zeros([BLOCK_M], tl.float32)  # l
     acc = tl.zeros([BLOCK_M, d_range.shape[0]], tl.float32)
-    spoiled = 0  # whether a key that some queries of the tile do not see has a value that is NaN or infinite
     for phase in tl.static_range(0 if WINDOW else 1, 3):
         start = low if phase == 0 else (full if phase == 1 else partial)
         stop = full if phase == 0 else (partial if phase == 1 else end)
@@ -203,16 +171,30 @@ def _flash_attention(
                 score = soft_capped(score, softcap, PRECISION)
             score *= 1.4426950408889634  # log2(e): the chip computes powers of 2
             if phase != 1:
-                visible = _visible(
-                    key_pos, position, first + m_range, context_len, in_tree, low_bits, high_bits, WINDOW, TREE
-                )
+                visible = key_pos[None, :] <= position[:, None]
+                if TREE:
+                    own = tl.minimum(tl.maximum(key_pos - context_len, 0), 63)
+                    in_low = own[None, :] < 32
+                    from_key = (
+                        tl.where(in_low, low_bits[:, None], high_bits[:, None]) >> (own & 31).to(tl.uint32)[None, :]
+                    )
+                    visible &= (key_pos < context_len)[None, :] | ((from_key & 1) == 1) | ~in_tree[:, None]
+                    if WINDOW:
+                        # Positions in a tree: as many back from a node as it has ancestors from the key on.
+                        num_high = _num_bits(high_bits)[:, None]
+                        place = tl.where(
+                            in_tree[:, None], _num_bits(low_bits)[:, None] + num_high - 1, first + m_range[:, None]
+                        )
+                        back = context_len + place - key_pos[None, :]
+                        own_back = _num_bits(from_key) + tl.where(in_low, num_high, 0) - 1
+                        in_context = (key_pos < context_len)[None, :] | ~in_tree[:, None]
+                        visible &= tl.where(in_context, back, own_back) < WINDOW
+                elif WINDOW:
+                    visible &= key_pos[None, :] > position[:, None] - WINDOW
                 score = tl.where(visible, score, float("-inf"))
             power = score
             if QUANTIZED:
                 scale_of_value = tl.load(value_scale + at_scale, mask=exists, other=1.0).to(tl.float32)[None, :]
-                if phase != 1 and not SKIP and not PACKED:
-                    spoiled |= tl.max(_is_none(scale_of_value).to(tl.int32))
-                    scale_of_value = tl.where(_is_none(scale_of_value), 0.0, scale_of_value)
                 if query.dtype == tl.float16 and not SKIP:  # as in paged_decode.py; what is skipped depends on scores
                     power += tl.log2(scale_of_value)
             tile_largest = tl.max(power, 1)
@@ -232,13 +214,7 @@ def _flash_attention(
                 acc *= shrink[:, None]
                 if PACKED:
                     lowest = tl.load(value_scale + at_scale + stride_lowest, mask=exists, other=0.0).to(tl.float32)
-                    if phase != 1 and not SKIP:
-                        none = _is_none(lowest[None, :] + scale_of_value)
-                        spoiled |= tl.max(none.to(tl.int32))
-                        scale_of_value = tl.where(none, 0.0, scale_of_value)
-                        shift = tl.sum(weight * tl.where(none, 0.0, lowest[None, :]), 1)[:, None]
-                    else:
-                        shift = tl.sum(weight * lowest[None, :], 1)[:, None]
+                    shift = tl.sum(weight * lowest[None, :], 1)[:, None]
                     weight *= scale_of_value
                     value, value_high = halves(value, query.dtype)
                     acc, acc_high = acc + shift, acc_high * shrink[:, None] + shift
@@ -246,9 +222,6 @@ def _flash_attention(
                 elif QUANTIZED:
                     weight *= scale_of_value
                     value = value.to(tl.float32).to(query.dtype)
-                if phase != 1 and not SKIP and values.dtype.element_ty.is_floating():
-                    spoiled |= tl.max(_is_none(value).to(tl.int32))
-                    value = tl.where(_is_none(value), 0.0, value)
                 acc = tl.dot(weight.to(query.dtype), value, acc, input_precision=PRECISION)
 
     number = (token + first + m_range).to(tl.int64)
@@ -258,31 +231,6 @@ def _flash_attention(
     if PACKED:
         acc_high = (acc_high / total[:, None]).to(out.dtype.element_ty)
         tl.store(at_out + HALF, acc_high, mask=in_row[:, None] & in_head[None, :])
-    if spoiled:  # rare: what the products left out, added to the outputs of the queries that see it, a key at a time
-        tl.debug_barrier()  # other threads may have written what is read here
-        for phase in tl.static_range(0 if WINDOW else 2, 3, 2):
-            for n in range(low if phase == 0 else partial, full if phase == 0 else end):
-                page = tl.load(block_table + row * stride_table + n // BLOCK_SIZE).to(tl.int64)
-                slot = n % BLOCK_SIZE
-                at_scales = page * stride_scale_block + slot * stride_scale_slot + kv_head * stride_scale_head
-                sees_it = in_row[:, None] & _visible(
-                    n + tl.arange(0, 1), position, first + m_range, context_len, in_tree, low_bits, high_bits,
-                    WINDOW, TREE,
-                )  # fmt: skip
-                for start in range(0, HEAD_DIM, 16):  # few at once: the tile of products has the registers
-                    column = start + tl.arange(0, 16)
-                    if PACKED:  # codes are numbers, so their scales alone may be none
-                        lacking = tl.zeros([16], tl.float32)
-                        lacking += tl.load(value_scale + at_scales + stride_lowest).to(tl.float32)
-                    else:
-                        at_value = values + page * stride_block + slot * stride_slot + kv_head * stride_head
-                        lacking = tl.load(at_value + column, mask=column < HEAD_DIM, other=0.0).to(tl.float32)
-                    if QUANTIZED:
-                        lacking += 0.0 * tl.load(value_scale + at_scales).to(tl.float32)
-                    mask = sees_it & (_is_none(lacking) & (column < HEAD_DIM))[None, :]
-                    place = out + number[:, None] * stride_out_token + head * stride_out_head + column[None, :]
-                    found = tl.load(place, mask=mask, other=0.0)
-                    tl.store(place, (found + lacking[None, :]).to(out.dtype.element_ty), mask=mask)
 
 
 def flash_attention(
@@ -304,8 +252,7 @@ def flash_attention(
     """Twin of `reference.flash_attention`, which documents shapes and meanings.
 
     skip_threshold: 0 is exact. A tile with a score that is NaN is not left out. The values of a tile that is left out
-    are not read, so NaN among them has no effect; of others it may reach queries that do not see it. Raises TypeError
-    or ValueError for what the kernel cannot compute.
+    are not read, so NaN among them has no effect. Raises TypeError or ValueError for what the kernel cannot compute.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = keys.shape
@@ -346,8 +293,6 @@ def tile_of(
         block_m, block_n, warps = 128, 64 if block_d <= 128 else 32, 8
     else:
         block_m, block_n, warps = 64, 32, 4 if block_d <= 128 else 8
-        if block_d > 128 and gpu.target.backend == "hip":
-            stages = 1  # what is loaded ahead waits in registers, of which a soft cap leaves none
     if packed and element_size != 4:  # two halves of keys and of values take registers
         if gpu.target.backend == "hip":
             block_m, block_n, warps, stages = 64, 32 if block_d <= 128 else 16, 8, 1
