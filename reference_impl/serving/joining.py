@@ -251,7 +251,10 @@ class RouterConnection:
 
 
 def port_of(peers: str | None, join_key: Path | None) -> PeersPort | None:
-    """Where engines join, as the command line says it. ValueError for an address without a key."""
+    """Where engines join, as the command line says it. ValueError for one of the two alone."""
+    if peers is None and join_key is not None:
+        why = "without --peers or --join: give where engines join, or leave it out"
+        raise ValueError(f"join key {str(join_key)!r} {why}")
     if peers is None:
         return None
     if join_key is None:

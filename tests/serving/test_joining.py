@@ -169,6 +169,8 @@ def test_what_the_command_line_says(tmp_path: Path) -> None:
         key_of(key)
     with pytest.raises(ValueError, match="give its file with --join-key"):
         port_of("127.0.0.1:9000", None)
+    with pytest.raises(ValueError, match="without --peers or --join: give where engines join, or leave it out"):
+        port_of(None, key)
     with pytest.raises(ValueError, match="needs --role prefill or decode, --join HOST:PORT and --join-key FILE"):
         serve_as_told(tmp_path, "decode", None, None)
 
