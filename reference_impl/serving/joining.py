@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reference_impl.features.disaggregation.authentication import LEAST_KEY, PeerError, check_address
+from reference_impl.features.disaggregation.authentication import LEAST_KEY, MAX_CONTENT, PeerError, check_address
 from reference_impl.features.disaggregation.control import Channel, Listener, connect, listen
 from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.serving.runner import Message, Prompts
@@ -227,7 +227,8 @@ class RouterConnection:
         return self._commands.get(block)
 
     def put(self, message: Message) -> None:
-        self._loop.call_soon_threadsafe(self._send, encode(message))
+        for content in contents_of(message):
+            self._loop.call_soon_threadsafe(self._send, content)
 
     def _send(self, content: bytes) -> None:
         assert self._channel is not None, "join first"
@@ -250,6 +251,25 @@ class RouterConnection:
             await self._channel.close()
 
 
+def contents_of(message: Message) -> list[bytes]:
+    """A report as control messages, which have a longest: a step's rows go in several, and what is too long by itself
+    becomes an error of its request or question."""
+    content = encode(message)
+    if len(content) <= MAX_CONTENT:
+        return [content]
+    why = f"{len(content)} bytes are more than an engine of another machine can report at once: {MAX_CONTENT}"
+    match message:
+        case "step", rows, usages if len(rows) > 1:
+            half = len(rows) // 2
+            return contents_of(("step", rows[:half], [])) + contents_of(("step", rows[half:], usages))
+        case "step", [[number, index, *_]], usages:
+            row: tuple[Any, ...] = (number, index, "", [], [], "error", None, None, None, None, why)
+            return [encode(("step", [row], usages))]
+        case "answer", number, _, _:
+            return [encode(("answer", number, None, why))]
+    raise ValueError(f"a report of kind {message[0]}: {why}")
+
+
 def port_of(peers: str | None, join_key: Path | None) -> PeersPort | None:
     """Where engines join, as the command line says it. ValueError for one of the two alone."""
     if peers is None and join_key is not None:
@@ -259,7 +279,13 @@ def port_of(peers: str | None, join_key: Path | None) -> PeersPort | None:
         return None
     if join_key is None:
         raise ValueError("peers: whoever joins has to prove a key: give its file with --join-key")
-    return PeersPort(*address_of(peers), key_of(join_key))
+    host, port = address_of(peers)
+    try:  # here, where it is a line; it is opened when the engines are loaded
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise OSError(f"peers: cannot listen on {host} port {port}: {error.strerror or error}") from None
+    return PeersPort(host, port, key_of(join_key))
 
 
 def serve_as_told(model: Path, role: str | None, join: str | None, join_key: Path | None, **options: Any) -> None:

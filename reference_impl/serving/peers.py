@@ -217,6 +217,8 @@ def load_peer(
     try:
         llm = load(model, dtype, num_engines, page_store=store, **engine_options)
     except ConfigError as error:
+        if "page_store" not in str(error):
+            raise
         raise ValueError(f"engines that compute prompts for others exchange pages, by a page store: {error}") from None
     name = uuid.uuid4().hex
     transport: Transport = SharedMemoryTransport(name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reference_impl.features.disaggregation.authentication import PeerError
+from reference_impl.features.disaggregation.authentication import MAX_CONTENT, PeerError
 from reference_impl.features.disaggregation.endpoint import Endpoint
 from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.features.disaggregation.transports.shared_memory import SharedMemoryTransport
@@ -20,10 +21,12 @@ from reference_impl.serving.joining import (
     Refused,
     RouterConnection,
     address_of,
+    contents_of,
     key_of,
     port_of,
     serve_as_told,
 )
+from reference_impl.serving.wire import decode
 from tests.serving.test_fleet import Recorded, in_a_loop
 
 KEY = b"k" * 32
@@ -178,3 +181,28 @@ def test_what_the_command_line_says(tmp_path: Path) -> None:
 def test_an_endpoint_that_never_began_can_be_closed() -> None:
     """As that of an engine which the router refuses: else this error would hide that one."""
     Endpoint("refused", PAGES, SharedMemoryTransport("refused")).close()
+
+
+def test_a_report_that_is_too_long_goes_in_parts_or_is_an_error_of_its_own() -> None:
+    def row(number: int, text: str) -> list[Any]:
+        return [number, 0, text, [1], [], None, None, None, None, None, None]
+
+    rows = [row(number, "x" * (MAX_CONTENT // 3)) for number in range(4)]
+    parts = [decode(content) for content in contents_of(("step", rows, [[3, [1, 2, 3]]]))]
+    assert [row for part in parts for row in part[1]] == rows
+    assert [usage for part in parts for usage in part[2]] == [[3, [1, 2, 3]]]
+    [content] = contents_of(("step", [row(7, "x" * MAX_CONTENT)], []))
+    [[number, *_, finish_reason, _, _, _, _, error]] = decode(content)[1]
+    assert (number, finish_reason) == (7, "error")
+    assert "are more than an engine of another machine can report at once" in error
+    [content] = contents_of(("answer", 5, b"x" * MAX_CONTENT, None))
+    assert decode(content)[:3] == ("answer", 5, None)
+
+
+def test_a_port_in_use_is_said_before_engines_load(tmp_path: Path) -> None:
+    (key := tmp_path / "key").write_text("k" * 32)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match=r"peers: cannot listen on 127.0.0.1 port .*in use"),
+    ):
+        port_of(f"127.0.0.1:{taken.getsockname()[1]}", key)
