@@ -1,5 +1,5 @@
 # fault: subtracts the largest from the caller's lse in place.
-# fails: check_merge, check_merge_empty
+# fails: check_merge, check_merge_empty, check_engine
 
 # %% nbgrader={"grade_id": "merge_splits"}
 import math
@@ -7,7 +7,7 @@ import torch
 
 
 def merge_splits(means, lse):
-    """(o, lse) of splits with means [num_splits, q_len, num_heads, head_dim] and lse [num_splits, num_heads, q_len]."""
+    """(o, lse) of splits with means [num_splits, q_len, num_heads, head_dim] and lse [num_splits, num_heads, q_len], changed."""
     largest = lse.amax(0)
     base = largest.masked_fill(largest == -math.inf, 0.0)
     weight = torch.exp(lse.sub_(base))  # [num_splits, num_heads, q_len]
