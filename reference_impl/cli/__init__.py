@@ -172,13 +172,14 @@ def serve(
     except ImportError as error:
         fail(f"{error}. The server needs more packages: {install('serve')}")
 
-    of_engine: dict[str, Any] = {
-        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
-        "block_size": block_size, "gpu_memory_utilization": gpu_memory_utilization, "seed": seed,
-        "enable_prefix_caching": enable_prefix_caching, "generation_config": generation_config,
-        "kv_cache_bytes": None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
-    }  # fmt: skip
     with errors_in_a_line():
+        of_engine: dict[str, Any] = {
+            "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len, "block_size": block_size, "seed": seed,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enable_prefix_caching": enable_prefix_caching, "generation_config": generation_config,
+            "kv_cache_bytes": None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
+        }  # fmt: skip
         if role is not None or join is not None:
             return joining.serve_as_told(folder_of(model), role, join, join_key, **of_engine)
         running = server.make(

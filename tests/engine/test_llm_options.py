@@ -110,7 +110,7 @@ def test_serve_has_vllms_names(words: tuple[str, ...], monkeypatch: pytest.Monke
     assert (folder, options["name"]) == (course_model("draft"), "mine")
     of_the_server = (
         "name", "api_keys", "max_unfinished", "max_body_bytes", "shutdown_seconds", "trace", "tool_call_parser",
-        "chat_template", "restarts", "data_parallel_size", "router",
+        "chat_template", "restarts", "data_parallel_size", "router", "prefill", "decode", "peers_port",
     )  # fmt: skip
     of_the_llm = ("dtype", "quantization", "worker", "draft_model", "generation_config")
     config = EngineConfig(**options_of({n: v for n, v in options.items() if n not in (*of_the_server, *of_the_llm)}))

@@ -36,7 +36,7 @@ USAGE = {
     "inferlab serve --help",
     "lab check --lab 02": "there is no option --lab; the lab is written without it: inferlab lab check LAB. See: "
     "inferlab lab check --help",
-    "serve --prot 8000": "there is no option --prot. Did you mean --port or --router or --host? See: inferlab serve "
+    "serve --prot 8000": "there is no option --prot. Did you mean --port or --router or --role? See: inferlab serve "
     "--help",
     "profile --phase x": "--phase: expected decode or prefill, got 'x'",
     "generate hi --dtype int3": "--dtype: expected one of float32, bfloat16, float16, float64, got 'int3'",

@@ -156,6 +156,7 @@ def test_a_tensor_of_another_shape_or_name_or_none_is_named(form: str, checkpoin
     @fuzzed(8)
     @given(name=st.sampled_from(names), change=st.sampled_from(("left out", *shapes, *WORDS)))
     def check(name: str, change: str) -> None:
+        assume(change != "left out" or not name.endswith("g_idx"))  # input i is of group i // group_size then
         changed, layer = dict(tensors), name.rpartition(".")[0]
         tensor = changed.pop(name)
         if change in shapes:

@@ -10,6 +10,7 @@ import pytest
 
 from reference_impl import course_model
 from reference_impl.models.embedding_defaults import EmbeddingDefaults
+from reference_impl.serving import engines
 from reference_impl.serving import server as server_module
 from tests.serving.test_observability import COMPLETIONS, metrics
 
@@ -49,7 +50,7 @@ def test_it_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest
             self.acceptance, self.sampling_defaults = make.keywords["acceptance"], {}
             self.embedding_defaults = EmbeddingDefaults()
 
-    monkeypatch.setattr(server_module, "SupervisedEngine", Engine)
+    monkeypatch.setattr(engines, "SupervisedEngine", Engine)
     for acceptance in ("exact", "typical"):
         assert not caplog.records
         made = server_module.make(course_model("draft"), "127.0.0.1", 0, name="course", acceptance=acceptance)

@@ -7,7 +7,7 @@ import torch
 
 
 def merge_splits(means, lse):
-    """(o, lse) of splits with means [num_splits, q_len, num_heads, head_dim] and lse [num_splits, num_heads, q_len], changed."""
+    """(o, lse) of splits with means [num_splits, q_len, num_heads, head_dim] and a changed lse."""
     largest = lse.amax(0)
     base = largest.masked_fill(largest == -math.inf, 0.0)
     weight = torch.exp(lse.sub_(base))  # [num_splits, num_heads, q_len]
