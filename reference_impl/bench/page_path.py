@@ -34,7 +34,7 @@ from reference_impl.features.transfer.pages import Pages
 from reference_impl.interfaces import KVSpec, Page, PageTransfer, Transfers
 
 SECONDS = 60.0  # that anything here may take before it counts as hung
-IDLE = 1e-3  # seconds between two looks of who is written to over NIXL
+IDLE = 1e-3  # seconds between two looks of a receiver over NIXL
 
 
 @dataclass(frozen=True)

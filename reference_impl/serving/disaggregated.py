@@ -68,9 +68,8 @@ class Disaggregated(Fleet):
         self.names: dict[int, str] = {}  # of engines, as their peers know them
         self.page_format: PageFormat | None = None  # of the engines here, once one has said it
         self.first_tokens = self.questions.first_tokens = FirstTokens()
-        self._met: dict[
-            tuple[str | None, str | None], str
-        ] = {}  # pairs of names, and why one does not push to the other
+        # By names of prefill and decode engines that have met: why the one does not push to the other, if so.
+        self._met: dict[tuple[str | None, str | None], str] = {}
         self._prefills: dict[int, _Prefill] = {}  # by number of the stream in the prefill engine
         self._life, self._transfers = uuid.uuid4().hex, count(1)
         self._unanswered: dict[int, int] = {}  # pings, by engine
@@ -79,7 +78,7 @@ class Disaggregated(Fleet):
     async def begin(self, receive: Callable[[Message], None]) -> None:
         self._all_met = asyncio.Event()
         await super().begin(receive)
-        with contextlib.suppress(TimeoutError):  # who has not met computes its prompts itself
+        with contextlib.suppress(TimeoutError):  # engines that have not met compute their prompts themselves
             async with asyncio.timeout(MEETING_SECONDS):
                 await self._all_met.wait()
         self._watching = asyncio.create_task(self._watch())
@@ -252,7 +251,7 @@ class Disaggregated(Fleet):
             self._end(number)
         elif (stream := self.streams.get(number)) is not None:  # the next turn begins with this one's answer
             sample = stream.samples[index]
-            text = [*stream.prompts[sample.prompt], *sample.progress.tokens[:-1]]
+            text = [*stream.prompts[sample.prompt], *sample.tokens[:-1]]
             self.placement.note(engine, full_pages(text, stream.options))
 
     def _relay(self, engine: int, peer: str, content: bytes) -> None:

@@ -141,7 +141,7 @@ class Fleet:
         sample = sample or stream.samples[index]
         sample.take(piece := Piece(index, *fields))
         *rest, _, error = fields[1:]
-        return (public, stream.samples.index(sample), piece.text, *rest, piece.prompt_logprobs, error)
+        return (public, sample.index, piece.text, *rest, piece.prompt_logprobs, error)
 
     def lose(self, engine: int, how: str, again: bool) -> None:
         """The engine serves no more. again: it may later."""

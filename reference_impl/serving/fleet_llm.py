@@ -53,7 +53,7 @@ class FleetLLM:
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Yields pieces of text as they become certain, of one sample. Leaving early aborts it."""
-        pieces = self._pieces(self.prompts.encode(prompt), sampling or SamplingParams())
+        pieces = self._pieces(self._name(), self.prompts.encode(prompt), sampling or SamplingParams())
         try:
             while True:
                 try:
@@ -66,12 +66,15 @@ class FleetLLM:
             self._run(pieces.aclose())
 
     def status(self) -> dict[str, Any]:
-        """What the engines do now, as the server's /status.json says it of each."""
+        """What the engines do now: {"engines": the status of each, None while it does not serve, "roles": of each}."""
         found: dict[str, Any] = self._run(self._runner.ask("status", 100, 1.0, 1.0))
         return found
 
-    async def _pieces(self, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Piece, None]:
-        stream = await self._runner.start(f"fleet-{next(self._names)}", [prompt], sampling)
+    def _name(self) -> str:
+        return f"fleet-{next(self._names)}"
+
+    async def _pieces(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Piece, None]:
+        stream = await self._runner.start(name, [prompt], sampling)
         try:
             async for pieces in stream:
                 for piece in pieces:
@@ -80,13 +83,13 @@ class FleetLLM:
             stream.close()
 
     async def _answer(self, prompt: Sequence[int], sampling: SamplingParams) -> list[RequestOutput]:
-        samples = [Piece(index) for index in range(sampling.n)]
-        async for piece in self._pieces(prompt, sampling):
+        name, samples = self._name(), [Piece(index) for index in range(sampling.n)]
+        async for piece in self._pieces(name, prompt, sampling):
             samples[piece.index].add(piece)
         return [
             RequestOutput(
-                f"{sample.index}", list(prompt), sample.tokens, sample.text, sample.finish_reason or "abort",
-                sample.logprobs,
+                name if sample.index == 0 else f"{name}/{sample.index}", list(prompt), sample.tokens, sample.text,
+                sample.finish_reason or "abort", sample.logprobs,
             )
             for sample in samples
         ]  # fmt: skip

@@ -11,13 +11,17 @@ from reference_impl.interfaces import SamplingParams, TokenLogprobs
 from reference_impl.serving.runner import Message, Piece
 
 
-@dataclass
+@dataclass(eq=False)  # a sample is itself, not its fields
 class Sample:
-    """One sample of a prompt. num_characters: of its text, which were sent. cut: how many characters of what its engine
-    says now are known already, since it reads the text from its beginning."""
+    """One sample of a prompt. tokens, logprobs: so far. num_characters: of its text, which were sent. cut: how many
+    characters of what its engine says now are known already, since it reads the text from its beginning."""
 
+    index: int  # in the answer
     prompt: int  # its number in the request
-    progress: Progress
+    seed: int
+    sample_index: int  # of the prompt's samples
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_characters: int = 0
     cut: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -28,7 +32,8 @@ class Sample:
         known, piece.text = piece.text[: self.cut], piece.text[self.cut :]
         self.cut -= len(known)
         self.num_characters += len(piece.text)
-        self.progress = self.progress.after(piece.tokens, piece.logprobs)
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
         if self.prompt_logprobs is None:
             self.prompt_logprobs = piece.prompt_logprobs
         else:
@@ -38,9 +43,11 @@ class Sample:
     def resumed(self) -> Progress:
         """How far it has come, for the engine that goes on. From now on that one's pieces are expected."""
         self.cut = self.num_characters
-        tokens = self.progress.tokens
-        scores = self.prompt_logprobs if tokens and self.prompt_logprobs is not None else ()
-        return replace(self.progress, num_unstreamed=len(tokens), prompt_logprobs=tuple(scores))
+        scores = self.prompt_logprobs if self.tokens and self.prompt_logprobs is not None else ()
+        return Progress(
+            self.seed, tuple(self.tokens), self.sample_index, num_unstreamed=len(self.tokens),
+            logprobs=tuple(self.logprobs), prompt_logprobs=tuple(scores),
+        )  # fmt: skip
 
 
 @dataclass
@@ -62,8 +69,8 @@ class Stream:
         """The engine has accepted it. seeds: of each prompt."""
         self.is_answered = True
         if not self.samples:
-            each = [(p, seed, s) for p, seed in enumerate(seeds) for s in range(self.sampling.n)]
-            self.samples = [Sample(p, Progress(seed, sample_index=s)) for p, seed, s in each]
+            n = self.sampling.n
+            self.samples = [Sample(p * n + s, p, seed, s) for p, seed in enumerate(seeds) for s in range(n)]
 
     @property
     def request(self) -> tuple[Any, ...]:
@@ -79,10 +86,10 @@ class Stream:
         """What starts the rest of a sample in another engine."""
         sampling = self.sampling if self.sampling.n == 1 else replace(self.sampling, n=1)
         options = {**self.options, "resume": sample.resumed()}
-        name = f"{self.request_id}~{self.num_moves}.{self.samples.index(sample)}"
+        name = f"{self.request_id}~{self.num_moves}.{sample.index}"
         return ("start", number, name, [self.prompts[sample.prompt]], sampling, options)
 
     def usage(self) -> tuple[int, int, int]:
         """The fields of a `Usage`."""
-        prompts, outputs = sum(map(len, self.prompts)), sum(len(sample.progress.tokens) for sample in self.samples)
+        prompts, outputs = sum(map(len, self.prompts)), sum(len(sample.tokens) for sample in self.samples)
         return prompts, outputs, self.num_cached

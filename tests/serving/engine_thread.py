@@ -42,7 +42,11 @@ class EngineThread:
     async def begin(self, receive: Callable[[Message], None]) -> None:
         loop = asyncio.get_running_loop()
 
+        self._receive, self._is_killed = receive, False
+
         def report(message: Message) -> None:
+            if self._is_killed:
+                return
             with contextlib.suppress(RuntimeError):  # a step may end after the loop was closed
                 loop.call_soon_threadsafe(receive, message)
 
@@ -53,7 +57,10 @@ class EngineThread:
         connection.begin()
 
     def kill(self) -> None:
-        raise NotImplementedError("a thread cannot be killed")
+        """Nothing that it says comes any more; a thread cannot be ended in the middle of a step."""
+        self._is_killed = True
+        self.send(None)
+        self._receive(("failed", "killed"))
 
     async def end(self, seconds: float) -> None:
         self.send(None)

@@ -228,7 +228,7 @@ def _is_empty(host: EngineThread) -> bool:
     endpoint, engine = _endpoint(host), host.llm.engine
     free = [len(slots.free) == slots.num_slots for slots in endpoint.receiver._peers.values()]
     return (
-        all(free) and not endpoint.sender.num_transfers and not endpoint._pushes and not endpoint._here
+        all(free) and not endpoint.sender.num_transfers and not endpoint._pushes and endpoint.pages.is_empty
         and not engine.requests and engine.kv.num_available == engine.num_blocks
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: both ends prove that they have the join key, and neither shows it.
+"""Authentication of a connection: both ends prove that they have the join key, and neither shows it.
 
     first  -> hello: magic, nonce, name          who connected
     second -> hello: magic, nonce, name          who listens

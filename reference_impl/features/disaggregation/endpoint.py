@@ -18,7 +18,6 @@ the protocol ("name~2"), with another memory. So each message says of which meet
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
@@ -33,6 +32,7 @@ import xxhash
 
 from reference_impl.features.disaggregation.layouts import PageFormat
 from reference_impl.features.disaggregation.messages import Reserved, decode, encode
+from reference_impl.features.disaggregation.page_table import PageTable
 from reference_impl.features.disaggregation.protocol import (
     Action,
     Check,
@@ -77,7 +77,7 @@ class _Push:
 
 class Endpoint:
     """The transfers of a worker. name: as its peers know it, of this one life. format: what its pages are. transport:
-    moves them. memory_bytes: for each peer.
+    moves them. memory_bytes: for each peer. pages: those to push and those that have come.
 
     `begin` starts the thread; everything else may be called in any thread, and does not wait."""
 
@@ -94,7 +94,7 @@ class Endpoint:
         self.num_slots = max(1, memory_bytes // format.page_bytes)
         self.times = times or Times()
         self.sender, self.receiver = Sender(self.times), Receiver(self.times)
-        self.tally = Tally()
+        self.tally, self.pages = Tally(), PageTable()
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
         # In the thread alone:
@@ -105,11 +105,6 @@ class Endpoint:
         self._source: dict[str, str] = {}  # who sent the pages of a transfer
         self._pushes: dict[str, _Push] = {}
         self._expected: dict[str, Callable[[str], None]] = {}
-        # In any:
-        self._lock = threading.Lock()
-        self._here: dict[bytes, dict[str, memoryview]] = defaultdict(dict)  # pages, by transfer
-        self._wanted: dict[bytes, set[str]] = defaultdict(set)  # keys, and the transfers that push them
-        self._coming: dict[bytes, set[str]] = defaultdict(set)  # the same, once their pages were asked for
 
     def begin(self, send: Callable[[str, bytes], None], met: Callable[[str, str], None]) -> None:
         """send: takes a peer's name and what to tell it. met: a peer that was met, and why it is of no use, if it is
@@ -153,22 +148,9 @@ class Endpoint:
         of them, or with the reason why nothing will be pushed."""
         self._do(lambda: self._offer(transfer, peer, keys, answered))
 
-    @property
-    def wants_any(self) -> bool:
-        return bool(self._wanted)
-
-    def wanted(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of these keys whose pages are to be pushed. Each is said once for each transfer: a `push` follows."""
-        with self._lock:
-            found = [key for key in keys if key in self._wanted]
-            for key in found:
-                self._coming[key] |= self._wanted.pop(key)
-        return found
-
     def push(self, pages: Mapping[bytes, memoryview]) -> None:
         """Pushes pages where they are wanted. What they point to must stay as it is."""
-        with self._lock:
-            takers = {key: self._coming.pop(key, set()) for key in pages}
+        takers = self.pages.takers(pages)
         self._do(lambda: self._push(pages, takers))
 
     def end_push(self, transfer: str) -> None:
@@ -198,12 +180,6 @@ class Endpoint:
             self._act(self.receiver.release(transfer, _now()))
 
         self._do(let_go)
-
-    def page(self, key: bytes) -> memoryview | None:
-        """The content of a page that has come; None if it has not."""
-        with self._lock:
-            found = self._here.get(key)
-            return next(iter(found.values())) if found else None
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -279,10 +255,7 @@ class Endpoint:
         if (link := self._links.pop(met, None)) is not None:
             link.close()
         if met in self._memories:
-            with self._lock:
-                for found in self._here.values():
-                    for transfer in found.keys() & {t for t, source in self._source.items() if source == met}:
-                        found[transfer] = memoryview(bytes(found[transfer]))
+            self.pages.copy({transfer for transfer, source in self._source.items() if source == met})
             self.transport.cut_off(met)
         self._act(self.sender.cut_off(met, _now()))
         self._act(self.receiver.cut_off(met, _now()))
@@ -310,9 +283,7 @@ class Endpoint:
             answered(why)
             return
         self._pushes[transfer] = _Push({key: index for index, key in enumerate(keys)}, answered)
-        with self._lock:
-            for key in keys:
-                self._wanted[key].add(transfer)
+        self.pages.want(transfer, keys)
         self._act(self.sender.offer(transfer, met, keys, _now()))
 
     def _push(self, pages: Mapping[bytes, memoryview], takers: Mapping[bytes, set[str]]) -> None:
@@ -359,8 +330,7 @@ class Endpoint:
                     self._act(self.receiver.checked(transfer, attempt, right, _now()))
                 case PageHere(transfer, _, key, peer, slot):
                     self._source[transfer] = peer
-                    with self._lock:
-                        self._here[key][transfer] = self._memories[peer].slot(slot)
+                    self.pages.put(transfer, key, self._memories[peer].slot(slot))
                 case NoMore(transfer, error):
                     if (over := self._expected.pop(transfer, None)) is not None:
                         over(error)
@@ -404,21 +374,12 @@ class Endpoint:
 
     def _ended(self, transfer: str, error: str) -> None:
         push = self._pushes.pop(transfer)
-        with self._lock:
-            for key, each in itertools.product(push.index_of, (self._wanted, self._coming)):
-                if key in each:
-                    each[key].discard(transfer)
-                    if not each[key]:
-                        del each[key]
+        self.pages.want_no_more(transfer, push.index_of)
         push.answer(error or None)
 
     def _forget(self, transfer: str) -> None:
         self._source.pop(transfer, None)
-        with self._lock:
-            for key in [
-                key for key, found in self._here.items() if found.pop(transfer, None) is not None and not found
-            ]:
-                del self._here[key]
+        self.pages.forget(transfer)
 
 
 def _now() -> float:

@@ -83,7 +83,7 @@ class Times:
     limit: float = 60.0  # for an attempt at the receiver, for all attempts at the sender
     credit: float = 10.0  # until a transfer that lacks slots, and gets none, is aborted: better to compute the rest
     stop: float = 5.0  # until a writer that was told to stop, or whose write hangs, is cut off
-    unclaimed: float = 30.0  # until pages that came for a request nobody knows are dropped
+    unclaimed: float = 30.0  # until pages that came for an unknown request are dropped
     attempts: int = 3  # a number: how often a transfer is offered
 
     def __post_init__(self) -> None:

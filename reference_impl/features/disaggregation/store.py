@@ -27,18 +27,18 @@ class PeerStore:
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
         endpoint = self._ready()
-        return next((i for i, key in enumerate(keys) if endpoint.page(key) is None), len(keys))
+        return next((i for i, key in enumerate(keys) if endpoint.pages.page(key) is None), len(keys))
 
     @property
     def wants_any(self) -> bool:
-        return self._ready().wants_any
+        return self._ready().pages.wants_any
 
     def wanted(self, keys: Sequence[bytes]) -> list[bytes]:
-        return self._ready().wanted(keys)
+        return self._ready().pages.wanted(keys)
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[memoryview]]:
         endpoint, future = self._ready(), Future[Sequence[memoryview]]()
-        pages = [page for key in keys if (page := endpoint.page(key)) is not None]
+        pages = [page for key in keys if (page := endpoint.pages.page(key)) is not None]
         if len(pages) < len(keys):
             future.set_exception(KeyError(f"{len(keys) - len(pages)} of {len(keys)} pages are not here any more"))
         else:
@@ -51,7 +51,7 @@ class PeerStore:
     def _buffer(self, num_bytes: int) -> memoryview:
         fits = self._free and self._free[-1].nbytes == num_bytes
         memory = self._free.pop() if fits else np.empty(num_bytes, np.uint8)
-        lent = memory[:]  # which whoever reads the buffer keeps alive: push, transport, a write that nobody can end
+        lent = memory[:]  # kept alive by its readers: push, transport, a write that does not end
         weakref.finalize(lent, self._take_back, memory).atexit = False
         return lent.data
 

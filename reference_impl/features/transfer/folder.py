@@ -41,7 +41,7 @@ class FolderStore:
         return [memoryview(bytearray(num_bytes)) for _ in keys]
 
     def release(self, keys: Sequence[bytes]) -> None:
-        """Nothing to do: memory is free when nobody refers to it."""
+        """Nothing to do: memory is free when no reference is left."""
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[memoryview]]:
         return self._thread.submit(self._load, list(keys))

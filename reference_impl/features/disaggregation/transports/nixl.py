@@ -154,7 +154,7 @@ class NixlTransport:
                     logger.exception("a call of NIXL failed")
             if self._shared:
                 with contextlib.suppress(Exception):  # of one peer's connection, which that peer has to see
-                    self._agent.get_new_notifs()  # what comes over TCP is received while somebody asks for something
+                    self._agent.get_new_notifs()  # UCX receives over TCP only within a call
             self._under_way = [transfer for transfer in self._under_way if not transfer.ended(self._agent)]
 
     def _pause(self) -> float | None:

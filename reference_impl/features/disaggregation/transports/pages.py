@@ -191,7 +191,7 @@ class Writer:
         """Returns when the thread has ended. Idempotent."""
         self.refuse(f"{self._peer}: the link to its memory was closed here")
         self._interrupt()
-        if threading.current_thread() is not self._thread:  # it is where futures call who waits for them
+        if threading.current_thread() is not self._thread:  # futures run their callbacks in it
             self._thread.join()
 
     def _run(self) -> None:
