@@ -74,7 +74,8 @@ class Channel:
         self._writer.close()
         try:
             async with asyncio.timeout(seconds):
-                await self._writer.wait_closed()
+                # All that close it wait for one future, which a cancelled one would cancel for the others.
+                await asyncio.shield(self._writer.wait_closed())
         except (OSError, TimeoutError):
             self._writer.transport.abort()
 

@@ -332,3 +332,17 @@ def test_a_listener_that_closes_ends_its_connections_and_leaves_no_task() -> Non
             await listener.close()
 
     run(main)
+
+
+def test_one_that_is_cancelled_while_it_closes_a_connection_leaves_the_others_alone() -> None:
+    async def main() -> None:
+        async with joined() as (channel, accepted, _):
+            closing = [asyncio.create_task(channel.close()) for _ in range(3)]
+            await asyncio.sleep(0)
+            closing[0].cancel()
+            assert await asyncio.gather(*closing[1:]) == [None, None]
+            with suppress(asyncio.CancelledError):
+                await closing[0]
+            await accepted.close()
+
+    run(main)
